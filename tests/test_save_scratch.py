@@ -26,7 +26,7 @@ def save(folder: Path, value: float, *names: str, at_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "scratch", ["tmp_ck", "staging", "_temp", "ckpt-staging", "Tmp", "pending"]
+    "scratch", ["tmp_ck", "staging", "_temp", "ckpt-staging", "Tmp", "pending", "new", "next"]
 )
 def test_the_rest_of_a_killed_save_is_unchecked_and_not_preferred(
     scratch: str, fast: Path, slow: Path

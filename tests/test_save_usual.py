@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from penstock import cli
 from penstock.places.stores import LocalStore
 from penstock.save.checkpoint import Checkpoint
 from penstock.save.drain.fetching import fetch_save
@@ -176,3 +178,17 @@ def test_fetch_names_the_saves_of_an_equal_step_that_it_leaves(
     other = {"seed_1", "seed_2"} - {chosen.name.partition("/")[0]}
     [said] = fetched.left
     assert said == f"{slow / other.pop() / 'step_200.safetensors'}: of an equal step; not copied"
+
+
+def test_a_drain_of_files_that_are_no_checkpoint_says_so(tiers: tuple[Path, Path]) -> None:
+    fast, slow = tiers
+    (fast / "gizmo7.qqq").write_bytes(bytes(range(200)))
+    ended = CliRunner().invoke(cli.cli, ["save", "drain", str(fast), str(slow)])
+    assert ended.exit_code == 0
+    said = (
+        f"{fast} has 1 file gizmo7.qqq, of no checkpoint that Penstock knows: each file is copied"
+    )
+    assert said in ended.output
+    state(fast / "model-7.safetensors", 7)
+    ended = CliRunner().invoke(cli.cli, ["save", "drain", str(fast), str(slow)])
+    assert "of no checkpoint" not in ended.output

@@ -151,6 +151,8 @@ class DrainLimit(contextlib.AbstractContextManager["DrainLimit"]):
         told_drained(replace(status, warning="") if is_told else status, of_burst=of_burst)
         tell_failed(failed)
         if not failed:
+            for line in _without_checkpoint(self._working.fast.url) if not status.drained else ():
+                click.echo(f"penstock: {line}", err=True)
             return 0
         return UNFINISHED if self._wait_s is not None else NOT_WHOLE
 
@@ -383,15 +385,27 @@ def led_elsewhere(slow: str, fast: Path) -> list[str]:
     return [] if "://" in slow else led_elsewhere([slow], fast)
 
 
-def unknown_files(slow: str) -> list[str]:
-    """Return a sentence about the files of SLOW outside checkpoints; empty: none."""
+def _without_checkpoint(fast: str) -> list[str]:
+    """Return a sentence if FAST has files and no checkpoint: a drain copies each by itself."""
+    alone = unknown_files(fast, is_alone=True)
+    return [
+        f"{line}: each file is copied by itself, and no rule and no restart counts it "
+        "(--unit 'NAME-{step}.EXT' names the files of a checkpoint)"
+        for line in alone
+    ]
+
+
+def unknown_files(slow: str, is_alone: bool = False) -> list[str]:
+    """Return a sentence about the files of a tier outside checkpoints; empty: none.  is_alone: only
+    if the tier has no checkpoint."""
     from penstock.errors import TierError
     from penstock.places.stores import StoredFile, open_store
     from penstock.save.find.formats import find
 
     rest = list[StoredFile]()
     with contextlib.suppress(TierError, OSError):  # the choice has reported the reason
-        find(open_store(slow), rest=rest)
+        if find(open_store(slow), rest=rest) and is_alone:
+            return []
     if not rest:
         return []
     newest = max(rest, key=lambda file: file.mtime_ns or 0)

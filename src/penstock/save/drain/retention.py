@@ -204,15 +204,15 @@ def _of_equal_steps(rows: Iterable[Checkpoint], good: Sequence[Checkpoint]) -> s
     """Return the names of the checkpoints that may be the other parts of older saves, by the step,
     the place and the time: the newest save of one part may be older than that of another part.
     rows: checkpoints of unlike names."""
-    of_step = defaultdict[int | None, list[Checkpoint]](list)
+    of_step: defaultdict[int | None, list[Checkpoint]] = defaultdict(list)
     for checkpoint in good:
         of_step[checkpoint.step].append(checkpoint)
-    return {
-        other.name
-        for checkpoint in rows
-        if checkpoint.step != good[0].step
-        for other in of_equal_number(checkpoint, of_step[checkpoint.step])
-    }
+    kept = set[str]()
+    for checkpoint in rows:
+        if checkpoint.step != good[0].step:
+            near = of_equal_number(checkpoint, of_step[checkpoint.step])
+            kept |= {other.name for other in (checkpoint, *near)} if near else set()
+    return kept
 
 
 def _may_be_a_run(checkpoint: Checkpoint) -> bool:
@@ -435,15 +435,8 @@ def doomed_on_fast(
         for checkpoint in candidates
         if not checkpoint.problem and not failure_of(checkpoint, failed or {})
     ]
-    kept = _newest_saves(good, keep.fast) | _at_once(good)
-    if sure := [checkpoint for checkpoint in good if not checkpoint.doubt]:
-        n_shown = LEAST_SAVES - 1 if keep.fast and _is_newest_doubted(good, sure) else 0
-        kept |= _newest_saves(sure, keep.fast + n_shown)
+    kept = _newest_saves(good, keep.fast) | _at_once(good) | _sure_on_fast(good, keep)
     if keep.fast:
-        newest = {line_of(checkpoint): checkpoint for checkpoint in sure[::-1]}.values()
-        kept |= _of_equal_steps(newest, good) | {
-            checkpoint.name for checkpoint in newest if _of_equal_steps([checkpoint], good)
-        }
         kept |= _in_use(good) | _with_all_parts(good) | _with_their_state(good, fast)
     doomed = []
     for checkpoint in candidates:
@@ -451,6 +444,17 @@ def doomed_on_fast(
         if checkpoint.name not in kept and on_slow is not None:
             doomed.append((checkpoint, on_slow))
     return doomed[::-1]
+
+
+def _sure_on_fast(good: Sequence[Checkpoint], keep: Keep) -> set[str]:
+    """Return the names of the newest checkpoints without a doubt, with the parts of an equal step
+    and, if the newest save is doubted, with the saves that show what it lacks."""
+    sure = [checkpoint for checkpoint in good if not checkpoint.doubt]
+    if not sure or not keep.fast:
+        return set()
+    n_shown = LEAST_SAVES - 1 if _is_newest_doubted(good, sure) else 0
+    newest = {line_of(checkpoint): checkpoint for checkpoint in sure[::-1]}.values()
+    return _of_equal_steps(newest, good) | _newest_saves(sure, keep.fast + n_shown)
 
 
 def _in_use(good: Sequence[Checkpoint]) -> set[str]:
@@ -499,13 +503,7 @@ def plan(
         else checkpoint
         for checkpoint in find(fast, others=on_slow)
     ]
-    doubts = {checkpoint.identity: checkpoint.doubt for checkpoint in on_fast if checkpoint.doubt}
-    on_slow = [  # a file without a copy shows on the fast tier only
-        replace(copy, doubt=doubts[copy.manifest.source])
-        if copy.manifest is not None and copy.manifest.source in doubts
-        else copy
-        for copy in on_slow
-    ]
+    on_slow = _with_doubts_of(on_fast, on_slow)
     doomed = doomed_on_fast(on_fast, on_slow, keep, failed)
     from_fast = [row for row in doomed if verify(row[1], "sizes").is_whole and is_by_itself(row[0])]
     from_slow = doomed_safely(own_copies(fast, on_slow), keep, failed, proven or Proven())
@@ -516,6 +514,20 @@ def plan(
         checkpoint
         for checkpoint in from_slow
         if is_by_itself(checkpoint) and checkpoint.name not in rows
+    ]
+
+
+def _with_doubts_of(
+    on_fast: Iterable[Checkpoint], on_slow: Iterable[Checkpoint]
+) -> list[Checkpoint]:
+    """Return the copies with the doubts of their sources: a file without a copy shows on the fast
+    tier only."""
+    doubts = {checkpoint.identity: checkpoint.doubt for checkpoint in on_fast if checkpoint.doubt}
+    return [
+        replace(copy, doubt=doubts[copy.manifest.source])
+        if copy.manifest is not None and copy.manifest.source in doubts
+        else copy
+        for copy in on_slow
     ]
 
 

@@ -17,7 +17,7 @@ __all__ = ["with_scratch_folders"]
 
 # A word of the name; not `temp_0.7`, a temperature.
 _WORD = re.compile(r"(?:^|[._-])(?:tmp|temp(?![._-]?\d)|temporary|staging)(?=[._-]|$)")
-_NAME = re.compile(r"[._-]*(?:incoming|pending|partial|saving|writing)")
+_NAME = re.compile(r"[._-]*(?:incoming|pending|partial|saving|writing|new|next|wip)")
 
 
 def with_scratch_folders(

@@ -79,27 +79,31 @@ def other_parts(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> li
     """Return the other checkpoints of the save of a checkpoint: with an equal step in another
     folder, or with names that two saves have written together, whatever the words.  checkpoints:
     all of the tier.  Raises TierError."""
-    if checkpoint.step is not None:
-        family, part = place_of(checkpoint.called or checkpoint.name, checkpoint.is_folder)
-        places = (
-            (other, place_of(other.called or other.name, other.is_folder)) for other in checkpoints
-        )
-        of_step = [
-            other for other, place in places
-            if other.step == checkpoint.step and place[0] == family and place[1] != part
-        ]  # fmt: skip
-        names = {other.name for other in of_step}
-        of_step += [
-            other for other in usual_parts(checkpoint, checkpoints) if other.name not in names
-        ]
-        if of_step:
-            return of_step
+    if of_step := _of_step(checkpoint, checkpoints):
+        return of_step
     rows, name = _read(checkpoint.store), checkpoint.called or checkpoint.name
     for text, members in _families(checkpoint.store, checkpoints):
         names = {other.called or other.name for other in members}
         if name in names and text in rows and rows[text]["n"] >= _least_saves(text):
             return [other for other in members if (other.called or other.name) != name]
     return usual_parts(checkpoint, checkpoints)
+
+
+def _of_step(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Return the other checkpoints of the save of a step."""
+    if checkpoint.step is None:
+        return []
+    family, part = place_of(checkpoint.called or checkpoint.name, checkpoint.is_folder)
+    places = (
+        (other, place_of(other.called or other.name, other.is_folder)) for other in checkpoints
+    )
+    parts = [
+        other for other, place in places
+        if other.step == checkpoint.step and place[0] == family and place[1] != part
+    ]  # fmt: skip
+    names = {other.name for other in parts}
+    usual = usual_parts(checkpoint, checkpoints)
+    return parts + [other for other in usual if other.name not in names]
 
 
 def note_saves(
