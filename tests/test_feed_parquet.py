@@ -675,6 +675,18 @@ def test_memory_stays_within_the_budget(tmp_path: Path, shuffle: str) -> None:
     assert 2 << 20 < most <= budget
 
 
+def test_a_kept_batch_of_mixed_rows_keeps_no_window(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    table = pa.table({"image": [chance.randbytes(2000) for _ in range(10_000)]})
+    path = one(tmp_path, table, row_group_size=500)
+    del table
+    before = pa.total_allocated_bytes()
+    with RowFeed(path, 10, shuffle="block", buffer_bytes=16 << 20) as feed:
+        kept = [batch for number, batch in enumerate(feed) if number % 100 == 0]
+    assert 100 * 2000 <= sum(batch.table.nbytes for batch in kept) < 400_000
+    assert pa.total_allocated_bytes() - before < 1_000_000
+
+
 # --- object stores -------------------------------------------------------------------------------
 
 
@@ -723,9 +735,9 @@ def test_a_long_footer_takes_a_second_request(served: ObjectServer) -> None:
 
 
 def test_an_object_that_changes_in_mid_epoch_is_named_and_never_mixed(served: ObjectServer) -> None:
-    truth = put(served.root / "data", (400, 400))
+    truth = put(served.root / "data", (400, 400, 400, 400))  # more than is read ahead
     feed = RowFeed("s3://data/", 10, columns=["id", "text"], buffer_bytes=150_000)
-    path = served.root / "data" / "part-001.parquet"
+    path = served.root / "data" / "part-003.parquet"
     got = []
 
     def read_on() -> None:
@@ -735,7 +747,7 @@ def test_an_object_that_changes_in_mid_epoch_is_named_and_never_mixed(served: Ob
     batches = iter(feed)
     got += list(next(batches))
     pq.write_table(made(400, 5000), path, row_group_size=100)
-    with pytest.raises(FeedError, match=r"s3://data/part-001\.parquet: the object has changed"):
+    with pytest.raises(FeedError, match=r"s3://data/part-003\.parquet: the object has changed"):
         read_on()
     assert got == truth.select(["id", "text"]).slice(0, len(got)).to_pylist()
 

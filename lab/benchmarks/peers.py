@@ -22,6 +22,7 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "counts": ("strace",),
     **_LMDB,
     "feed:others": ("torch", "webdataset", "TensorFlow"),
+    "feed_parquet": ("pyarrow",),
     "feed_training": ("py-lmdb", "torch"),
     "checkpointer": ("torch",),
     "checkpointer_training": ("torch",),
