@@ -110,6 +110,7 @@ def test_a_file_that_later_saves_lack_too_is_not_asked_for(
         (["seed_1/step_#.safetensors", "seed_2/step_#.safetensors"], (100, 200)),  # another run
         (["run_7/#/net.safetensors", "run_8/#/net.safetensors"], (100, 200)),
         (["model-#.safetensors", "optim-#.xyz"], (100,)),  # each third save has one
+        (["#/model.safetensors", "#/generated/answers.jsonl"], (100, 200)),
     ],
 )
 def test_what_is_no_part_of_each_save_is_not_asked_for(
@@ -121,12 +122,65 @@ def test_what_is_no_part_of_each_save_is_not_asked_for(
     assert not [name for name, why in doubts(fast).items() if "300" in name and "no " in why]
 
 
+def test_a_description_of_the_first_save_is_not_asked_for(tiers: tuple[Path, Path]) -> None:
+    fast, _ = tiers
+    names = ["step_#/model.safetensors", "step_#/code.patch", "step_#/config.yaml"]
+    save(fast, names, 100)
+    save(fast, names[:1], 200)
+    assert doubts(fast) == {}
+
+
 def test_what_is_written_long_after_the_saves_is_not_asked_for(tiers: tuple[Path, Path]) -> None:
     fast, _ = tiers
     for step in (100, 200, 300):
         save(fast, ["model-#.safetensors", "judged-#.xyz"][: 2 if step < 300 else 1], step,
              late_s=600)  # fmt: skip
     assert doubts(fast) == {}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["model-#.safetensors", "tape-#.xyz"],
+        ["weights/#/net.safetensors", "tapes/#/tape.xyz"],
+        ["step_#/model.safetensors", "step_#/tape.xyz"],
+        ["weights/#/net.safetensors", *(f"tapes/#/r{rank:04d}.xyz" for rank in range(300))],
+    ],
+    ids=["loose", "folders", "folder", "300 ranks"],
+)
+def test_the_first_save_stays_if_the_second_was_killed(
+    tiers: tuple[Path, Path], names: list[str]
+) -> None:
+    fast, slow = tiers
+    save(fast, names, 100)
+    drained(fast, slow, KEEP)
+    save(fast, names[:1], 200)
+    drained(fast, slow, KEEP)
+    assert drained(fast, slow, KEEP) == []
+    for tier in (fast, slow):
+        assert all((tier / name.replace("#", "100")).exists() for name in names)
+    chosen = latest_valid(fast, slow).checkpoint
+    assert chosen is not None
+    assert "100" in chosen.name
+
+
+def test_a_file_that_comes_late_is_there(tiers: tuple[Path, Path]) -> None:
+    fast, slow = tiers
+    for step, late_s in ((100, 5), (200, 30), (300, 70)):
+        save(fast, ["model-#.safetensors", "tape-#.xyz"], step, late_s=late_s)
+        drained(fast, slow)
+    assert doubts(fast) == doubts(slow) == {}
+
+
+def test_a_save_of_which_a_part_is_doubted_is_doubted(tiers: tuple[Path, Path]) -> None:
+    fast, slow = tiers
+    names = ["weights/#/net.safetensors", "tapes/#/a.safetensors", "tapes/#/b.xyz"]
+    for step in (100, 200, 300):
+        save(fast, names[: 2 if step == 300 else None], step)
+        drained(fast, slow)
+    assert doubts(fast).keys() == doubts(slow).keys() == {"weights/300", "tapes/300"}
+    chosen = latest_valid(fast, slow)
+    assert chosen.step == 200
 
 
 def test_a_file_that_never_came_to_slow_shows_on_fast(tiers: tuple[Path, Path]) -> None:
@@ -149,7 +203,7 @@ def test_fetch_brings_all_files_of_the_save_and_of_no_other(
     for step in (100, 200, 300):
         save(fast, LAYOUTS[layout], step)
         drained(fast, slow)
-    drained(fast, slow)
+    drained(fast, slow, Keep(last=2))
     node = tmp_path / "node"
     node.mkdir()
     chosen = latest_valid(node, slow).checkpoint

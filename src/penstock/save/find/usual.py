@@ -37,13 +37,16 @@ __all__ = [
 
 LEAST_SAVES = 2  # numbers with a file outside: a single number may be a coincidence
 NEWER = 2  # compared later saves
-MOST_OUTSIDE = 256  # files with one number
+MOST_PAIRS = 1 << 16  # of a checkpoint and a file with one number
 _NUMBER = re.compile(r"\d+")
 # Files that a program writes beside its saves: pictures, tables, logs.
 _OUTPUT = re.compile(
-    r"\.(?:png|jpe?g|gif|svg|pdf|html|mp4|wav|csv|tsv|log|out|err|lock|tfevents[^/]*)$|tfevents",
+    r"\.(?:png|jpe?g|gif|svg|pdf|html|mp4|wav|csv|tsv|jsonl|ndjson|parquet|arrow|log|out|err|lock)$"
+    r"|tfevents",
     re.IGNORECASE,
 )
+# Descriptions, which a program may write with its first save alone.
+_TEXT = re.compile(r"\.(?:json|ya?ml|toml|txt|md|cfg|ini|conf|py|sh|patch|diff|xml)$")
 _RUN = re.compile(
     r"(?:^|[^a-z])(?:run|exp|experiment|trial|seed|job|try|folds?|v|ver|version|rev)(?![a-z])"
 )
@@ -69,13 +72,15 @@ class _File(NamedTuple):
 
 @dataclass(slots=True)
 class _Save:
-    """The files of a number of a series.  inside: of the checkpoints; outside: of no checkpoint of
-    the series, but with the number in the path, near in the tier and in time."""
+    """The files of a number of a series.  inside: of the checkpoints; there: of no checkpoint of
+    the series, but with the number in the path and near in the tier; outside: those written with
+    the checkpoints."""
 
     number: int
     begin_ns: int
     end_ns: int
     inside: set[str] = field(default_factory=set)
+    there: set[str] = field(default_factory=set)
     outside: set[str] = field(default_factory=set)
 
 
@@ -146,10 +151,12 @@ def of_other_saves(
     checkpoint: Checkpoint, checkpoints: Iterable[Checkpoint], rest: Iterable[StoredFile]
 ) -> set[str]:
     """Return the names of the files of no checkpoint that carry the number of another save of the
-    series of a checkpoint, and not the number of the checkpoint."""
-    number = number_of(checkpoint)
+    series of a checkpoint, and not the number of the checkpoint; or that differ in the number only
+    from a file with the number of the checkpoint."""
+    number, rest = number_of(checkpoint), list(rest)
     if number is None:
         return set()
+    keys = {_key(file.name, number) for file in rest if number in _numbers_in(file.name)}
     series = _key(_name_of(checkpoint), number)
     numbers = {
         there for other in checkpoints
@@ -158,7 +165,8 @@ def of_other_saves(
     }  # fmt: skip
     return {
         file.name for file in rest
-        if (own := _numbers_in(file.name)) and number not in own and not own.isdisjoint(numbers)
+        if (own := _numbers_in(file.name)) and number not in own
+        and (not own.isdisjoint(numbers) or any(_key(file.name, other) in keys for other in own))
     }  # fmt: skip
 
 
@@ -182,15 +190,13 @@ class _Numbered:
     def __init__(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
         self._saves = defaultdict[str, dict[int, _Save]](dict)
         self._inside = dict[int, set[str]]()  # roles of the files, by id of checkpoint
-        self._recurrent = set[str]()  # keys outside the checkpoints, of two numbers or more
+        self._recurrent = set[str]()  # keys outside; of a checkpoint only those of two numbers
         series: defaultdict[str, list[tuple[int, Checkpoint]]] = defaultdict(list)
         for checkpoint in checkpoints:
             if not checkpoint.problem and (number := number_of(checkpoint)) is not None:
                 series[_key(_name_of(checkpoint), number)].append((number, checkpoint))
         for key, rows in series.items():
             self._add(self._saves[key], rows)
-        if self._saves:
-            self._add_outside(checkpoints, rest)
         self._rows = {
             series: sorted(saves.values(), key=lambda save: (save.end_ns, save.number))
             for series, saves in self._saves.items()
@@ -199,6 +205,8 @@ class _Numbered:
             (series, save.number): place
             for series, rows in self._rows.items() for place, save in enumerate(rows)
         }  # fmt: skip
+        if self._saves:
+            self._add_outside(checkpoints, rest)
 
     def _add(self, saves: dict[int, _Save], rows: Sequence[tuple[int, Checkpoint]]) -> None:
         """Add the checkpoints of a series.  Roles are compared only if the names are not equal."""
@@ -213,29 +221,30 @@ class _Numbered:
                 save.inside |= own
 
     def _add_outside(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
-        """Add the files outside the checkpoints of each series."""
+        """Add the files outside the checkpoints of each series.  A checkpoint that is not whole is
+        no part of a whole save."""
         by_number = defaultdict[int, list[_File]](list)
+        keys = defaultdict[str, set[int]](set)  # numbers by key
         for checkpoint in checkpoints:
             name = _name_of(checkpoint)
-            for number in _numbers_in(name) if _may_be_of_save(name) else ():
+            if checkpoint.problem or self._lost_inside(checkpoint) or not _may_be_of_save(name):
+                continue
+            for number in _numbers_in(name):
                 row = _File(_key(name, number), _times_of(checkpoint)[1], checkpoint.size_bytes)
                 by_number[number].append(row)
+                keys[row.key].add(number)
+        self._recurrent = {key for key, numbers in keys.items() if len(numbers) >= LEAST_SAVES}
         for file in filter(lambda file: _may_be_of_save(file.name), rest):
             for number in _numbers_in(file.name):
                 row = _File(_key(file.name, number), file.mtime_ns or 0, file.size_bytes)
                 by_number[number].append(row)
-        counts = Counter(key for rows in by_number.values() for key in {row.key for row in rows})
-        self._recurrent = {key for key, n in counts.items() if n >= LEAST_SAVES}
+                self._recurrent.add(row.key)
+        n_series = Counter(number for saves in self._saves.values() for number in saves)
         for series, saves in self._saves.items():
             for number, save in saves.items():
                 rows = by_number[number]
-                save.outside = {
-                    file.key for file in (rows if len(rows) <= MOST_OUTSIDE else ())
-                    if file.key != series and _is_near(file.key, series)
-                    and _is_at_once(
-                        file.time_ns, file.time_ns, file.size_bytes, save.begin_ns, save.end_ns
-                    )
-                }  # fmt: skip
+                if len(rows) * n_series[number] <= MOST_PAIRS:
+                    _add_near(save, series, rows)
 
     def _of(self, checkpoint: Checkpoint) -> tuple[_Save | None, list[_Save], list[_Save]]:
         """Return the save of a checkpoint, the earlier and the later saves, from old to new."""
@@ -254,12 +263,9 @@ class _Numbered:
         save, older, newer = self._of(checkpoint)
         if save is None or not older:
             return ""
-        lost = [
-            *_lost(self._inside.get(id(checkpoint), set()), [row.inside for row in older],
-                   [row.inside for row in newer]),
-            *_lost_outside(save.outside, [row.outside & self._recurrent for row in older],
-                   [row.outside for row in newer]),
-        ]  # fmt: skip
+        before = [row.outside & self._recurrent for row in older]
+        after = [row.there for row in newer]
+        lost = [*self._lost_inside(checkpoint), *_lost_outside(save.there, before, after)]
         if not lost:
             return ""
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -269,18 +275,39 @@ class _Numbered:
         name = lost[0].replace("#", text)
         return f"no {name}{more}{_LACKS}{older[-1].number} has"
 
+    def _lost_inside(self, checkpoint: Checkpoint) -> list[str]:
+        """Return the roles that a checkpoint lacks and the earlier checkpoints of the series
+        have."""
+        save, older, newer = self._of(checkpoint)
+        own = self._inside.get(id(checkpoint))
+        if save is None or own is None:
+            return []
+        return _lost(own, [row.inside for row in older], [row.inside for row in newer])
+
     def usual_of(self, checkpoint: Checkpoint) -> set[str]:
-        """Return the keys outside a checkpoint that its save and another number have."""
+        """Return the keys outside that belong to the save of a checkpoint."""
         save, _, _ = self._of(checkpoint)
         return save.outside & self._recurrent if save is not None else set()
 
 
+def _add_near(save: _Save, series: str, rows: Iterable[_File]) -> None:
+    """Add the files near in the tier to a save.  rows: files with the number of the save."""
+    for file in rows:
+        if file.key != series and _is_near(file.key, series):
+            save.there.add(file.key)
+            at = file.time_ns, file.time_ns, file.size_bytes
+            if _is_at_once(*at, save.begin_ns, save.end_ns):
+                save.outside.add(file.key)
+
+
 def _lost(own: set[str], older: Sequence[set[str]], newer: Sequence[set[str]]) -> list[str]:
-    """Return the keys that the earlier saves have, but for one of four, and all later saves."""
+    """Return the keys that the earlier saves have, but for one of four, and all later saves; of
+    descriptions two earlier saves."""
     return [
         key for key in sorted({key for row in older for key in row} - own)
         if sum(key in row for row in older) >= min(len(older), OLDER - 1)
         and all(key in row for row in newer)
+        and (len(older) > 1 or not _TEXT.search(key))
     ]  # fmt: skip
 
 
