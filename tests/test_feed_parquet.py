@@ -675,6 +675,12 @@ def test_memory_stays_within_the_budget(tmp_path: Path, shuffle: str) -> None:
     assert 2 << 20 < most <= budget
 
 
+def test_a_row_group_counts_once_in_a_window() -> None:
+    """Two pieces of one row group, as a border between ranks or a padded batch makes them."""
+    pieces = np.array([[0, 0, 5], [1, 0, 5], [0, 5, 9], [2, 0, 5]])
+    assert row_plan.windows(pieces, np.array([10, 10, 10]), 20) == [0, 3, 4]
+
+
 def test_a_kept_batch_of_mixed_rows_keeps_no_window(tmp_path: Path) -> None:
     chance = random.Random(1)
     table = pa.table({"image": [chance.randbytes(2000) for _ in range(10_000)]})

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import FeedError
 from penstock.feed import Feed, object_stores, transfer
-from penstock.feed.signing import presigned
+from penstock.feed.refusals import Refusal, refusal_of, sentence
+from penstock.feed.signing import ServerClock, presigned
 from test_feed_objects import caches, put_objects, records_of
 
 auth = pytest.importorskip("botocore.auth")
@@ -380,3 +381,44 @@ def test_a_wrong_clock_is_named_where_nothing_was_signed_with_a_time() -> None:
     headers["Age"] = "7200"  # an answer that a cache kept
     with pytest.raises(transfer._Refused, match="are the credentials right"):
         transfer._refuse_status(Answer(), target)  # type: ignore[arg-type]
+
+
+def test_a_second_refusal_with_an_equal_time_is_no_reason_to_try_again() -> None:
+    clock = ServerClock("store")
+    server_s = time.time() + 3000
+    assert clock.corrected(server_s) == "this machine's clock is 50 minutes behind the clock"
+    assert clock.corrected(server_s) == ""
+    assert "50 minutes ahead" in clock.corrected(server_s - 6000)
+
+
+@pytest.mark.parametrize(
+    ("code", "region", "refusal"),
+    [
+        ("A" * 60, "eu-west-1", ("A" * 60, "eu-west-1")),
+        ("A" * 61, "e" * 31, ("", "")),
+        ("Slow Down", "https://elsewhere", ("", "")),
+        ("", "", ("", "")),
+    ],
+)
+def test_of_a_refusal_only_a_code_and_a_region_are_believed(
+    code: str, region: str, refusal: tuple[str, str]
+) -> None:
+    body = f"<Error><Code>{code}</Code><Message>secret</Message><Region>{region}</Region></Error>"
+    assert refusal_of(403, email.message.Message(), body) == (403, *refusal)
+    headers = email.message.Message()
+    headers["x-amz-bucket-region"] = region
+    assert refusal_of(403, headers, "").region == refusal[1]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "cure"),
+    [
+        (Refusal(401, "", ""), "are the credentials right?"),
+        (Refusal(403, "Odd", ""), "(HTTP status 403 Odd); are the credentials right?"),
+        (Refusal(400, "Odd", "eu-west-1"), "set AWS_REGION=eu-west-1"),
+        (Refusal(301, "", "eu-west-1"), "set AWS_REGION=eu-west-1"),
+    ],
+)
+def test_a_refusal_without_a_well_known_code_has_a_cure_too(refusal: Refusal, cure: str) -> None:
+    assert sentence(refusal, "").endswith(cure)
+    assert sentence(Refusal(400, "Odd", ""), "") == ""
