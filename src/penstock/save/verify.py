@@ -710,12 +710,14 @@ def latest_valid(
     checkpoints: list[Checkpoint] = []
     rejected: list[tuple[str, str]] = []
     failed: dict[str, str] = {}
+    rest: list[StoredFile] = []
     for tier in (slow, fast):  # copies show missing parts, or parts of another save
         if tier is None:
             continue
         store = tier if isinstance(tier, Store) else open_store(tier)
         try:
-            checkpoints = [*find(store, others=checkpoints), *checkpoints]
+            there = find(store, others=checkpoints, rest=rest, other_rest=tuple(rest))
+            checkpoints = [*there, *checkpoints]
             failed |= remembered(store)
         except PenstockError as error:
             rejected.append((store.url, f"not looked at: {error}"))

@@ -23,6 +23,7 @@ from penstock.save.find.together import other_parts
 from penstock.save.find.tree import HINTS
 from penstock.save.find.unfetched import FETCH, UNFETCHED, begin_fetch, end_fetch, marks_of
 from penstock.save.find.usual import of_equal_number, of_other_saves, usual_files
+from penstock.save.unit.folders import place_of
 from penstock.save.unit.shared import (
     not_of_this_save,
     of_earlier_save,
@@ -95,7 +96,10 @@ class _Fetch:
                 try:
                     fetch(other, fast.folder)
                 except SaveError as error:
-                    raise SaveError(f"{other.name}, a part of this save: {error}") from error
+                    if not self._may_be_another(other):
+                        raise SaveError(f"{other.name}, a part of this save: {error}") from error
+                    beside.remove(other.name)
+                    self._left.append(f"{error}; not copied")
             for other in self._shared:
                 try:
                     fetch(other, fast.folder)
@@ -111,6 +115,14 @@ class _Fetch:
             raise
         end_fetch(fast)
         return FetchedSave(path, beside + copied, self._left + named)
+
+    def _may_be_another(self, other: Checkpoint) -> bool:
+        """Return True if the folders of a part are called by no words of one training: it may be a
+        training of its own."""
+        families = [
+            place_of(part.called or part.name, part.is_folder)[0] for part in (self._one, other)
+        ]
+        return self._one.step is not None and families[0] != families[1]
 
     def _beside(self) -> list[tuple[StoredFile, bool]]:
         """Return the files of no checkpoint without those of other saves, each with True if the

@@ -487,9 +487,9 @@ def plan(
     removed.  proven: checkpoints already read in full.  A checkpoint named by a link in the tier
     stays.  Raises TierError.
     """
-    on_slow, failed = list[Checkpoint](), remembered(fast)
+    on_slow, rest, failed = list[Checkpoint](), list[StoredFile](), remembered(fast)
     if slow is not None:
-        on_slow = find(slow)
+        on_slow = find(slow, rest=rest)
         failed |= remembered(slow)
     # The copies show parts missing from a newer save; a checkpoint copied as whole is whole.
     copied = {
@@ -501,7 +501,7 @@ def plan(
         replace(checkpoint, problem="")
         if not checkpoint.is_broken and checkpoint.identity in copied
         else checkpoint
-        for checkpoint in find(fast, others=on_slow)
+        for checkpoint in find(fast, others=on_slow, other_rest=rest)
     ]
     on_slow = _with_doubts_of(on_fast, on_slow)
     doomed = doomed_on_fast(on_fast, on_slow, keep, failed)

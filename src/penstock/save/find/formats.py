@@ -86,17 +86,18 @@ def find(
     within: Sequence[str] = ("",),
     others: Sequence[Checkpoint] = (),
     saves: Saves = (),
+    other_rest: Sequence[StoredFile] = (),
 ) -> list[Checkpoint]:
     """Return every checkpoint of a tier, newest first.
 
     hints: extended by the pointers beside the checkpoints, and, if the tier is a model's own
     folder, by the files that load the model beside the weights.  rest: extended by all other files
     outside checkpoints.  within: the only folders to search.  others: checkpoints of another tier,
-    for comparison.  saves: the files written by each save of a recorded run, in addition to the
-    sets kept with the tier.  Raises TierError."""
+    for comparison; other_rest: the files outside them.  saves: the files written by each save of a
+    recorded run, in addition to the sets kept with the tier.  Raises TierError."""
     tree = StoreTree(store, within, saves)
     checkpoints = without_weak([_unmixed(tree, checkpoint) for checkpoint in tree.below("", 0)])
-    outside = _rest_of(tree, checkpoints, ())
+    outside = [*_rest_of(tree, checkpoints, ()), *other_rest]
     checkpoints = compared(with_rules(checkpoints, tree.rules, others), others, outside)
     checkpoints = said_of_mixtures(store, checkpoints) if tree.put_back else checkpoints
     checkpoints = newest_first(

@@ -1,24 +1,27 @@
 """Doubt a save that lacks a file of the earlier saves, whatever the words of the names.
 
 The step of a save stands in the names of the files: `step_300/tape.xyz`, `tapes/tape-300.xyz`.  A
-name with `#` in the place of the step is equal for all saves of a training.  The names may belong
-to files of no checkpoint.  A program may also have ended to write such a file: the save is copied
-and doubted, and never called checked while there are others.  The module knows names and times.
+name with `*` in the place of each number is equal for all saves of a training, and for all ranks:
+`epoch=3-step=300.ckpt`, `rank0-300.pt`.  The names may belong to files of no checkpoint.  A program
+may also have ended to write such a file: the save is copied and doubted, and never called checked
+while there are others.  The module knows names and times.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.places.stores import StoredFile
+from penstock.save.unit.companions import chunks_of_arrays
 from penstock.save.unit.names import SELECTORS, parts_of
+from penstock.save.unit.order import Count, counts_of
 from penstock.save.unit.progress import FROZEN_S, SLOW_BPS
-from penstock.save.unit.shapes import LACKS, OLDER, role_at, roles_inside
+from penstock.save.unit.shapes import LACKS, OLDER
 from penstock.save.unit.units import BY_RULE
 
 if TYPE_CHECKING:
@@ -35,18 +38,20 @@ __all__ = [
     "without_usual",
 ]
 
-LEAST_SAVES = 2  # numbers with a file outside: a single number may be a coincidence
+LEAST_SAVES = 2  # numbers with a checkpoint outside: a single number may be a coincidence
 NEWER = 2  # compared later saves
 MOST_PAIRS = 1 << 16  # of a checkpoint and a file with one number
+DEEPEST = 4  # folders between a file and the folder that it shares with a checkpoint
 _NUMBER = re.compile(r"\d+")
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 # Files that a program writes beside its saves: pictures, tables, logs.
 _OUTPUT = re.compile(
     r"\.(?:png|jpe?g|gif|svg|pdf|html|mp4|wav|csv|tsv|jsonl|ndjson|parquet|arrow|log|out|err|lock)$"
-    r"|tfevents",
+    r"|tfevents|\.trace\b",
     re.IGNORECASE,
 )
 # Descriptions, which a program may write with its first save alone.
-_TEXT = re.compile(r"\.(?:json|ya?ml|toml|txt|md|cfg|ini|conf|py|sh|patch|diff|xml)$")
+_TEXT = re.compile(r"\.(?:json|ya?ml|toml|txt|md|cfg|ini|conf|py|sh|patch|diff|xml|info)$")
 _RUN = re.compile(
     r"(?:^|[^a-z])(?:run|exp|experiment|trial|seed|job|try|folds?|v|ver|version|rev)(?![a-z])"
 )
@@ -54,7 +59,8 @@ _OUTPUT_WORDS = {
     "sample", "samples", "image", "images", "pred", "preds", "predictions", "eval", "evaluation",
     "metric", "metrics", "result", "results", "log", "logs", "plot", "plots", "figure", "history",
     "export", "exports", "exported", "release", "releases", "onnx", "hf", "deploy", "serving",
-    "top",
+    "top", "generations", "generated", "dump", "dumps", "media", "embeddings", "attn", "attention",
+    "quant", "quantized", "converted", "uploaded",
 }  # fmt: skip
 _LACKS = f"{LACKS}the save of "
 # The format's own index names the other files, or the names of the files are random.
@@ -62,8 +68,7 @@ _WITH_INDEX = ("dcp", "orbax", "tensorflow", "deepspeed", "savedmodel")
 
 
 class _File(NamedTuple):
-    """A file with the number of a save in the path.  key: the path with # in the place of the
-    number."""
+    """A file with the number of a save in the path.  key: the path with * for each number."""
 
     key: str
     time_ns: int
@@ -72,15 +77,15 @@ class _File(NamedTuple):
 
 @dataclass(slots=True)
 class _Save:
-    """The files of a number of a series.  inside: of the checkpoints; there: of no checkpoint of
-    the series, but with the number in the path and near in the tier; outside: those written with
-    the checkpoints."""
+    """The keys of the files of a number of a series.  inside: of the checkpoints; near: of no
+    checkpoint of the series, but with the number in the path and near in the tier; outside: those
+    written with the checkpoints."""
 
     number: int
     begin_ns: int
     end_ns: int
     inside: set[str] = field(default_factory=set)
-    there: set[str] = field(default_factory=set)
+    near: set[str] = field(default_factory=set)
     outside: set[str] = field(default_factory=set)
 
 
@@ -91,7 +96,7 @@ def without_usual(
 ) -> dict[int, str]:
     """Return doubts by id of checkpoint, for saves that lack a file of the earlier saves.
 
-    others: checkpoints of another tier.  rest: the files of no checkpoint."""
+    others: checkpoints of another tier.  rest: the files of no checkpoint, of both tiers."""
     numbered = _Numbered([*checkpoints, *others], rest)
     said = dict[int, str]()
     for checkpoint in checkpoints:
@@ -109,25 +114,30 @@ def is_doubted(checkpoint: Checkpoint) -> bool:
 
 def usual_parts(checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
     """Return the other checkpoints of the save of a checkpoint: with an equal number in the path,
-    and written together in earlier saves too.  checkpoints: all of the tier."""
-    number, near = number_of(checkpoint), of_equal_number(checkpoint, checkpoints)
-    if number is None or not near:
+    and beside checkpoints of another number too.  checkpoints: all of the tier."""
+    near = of_equal_number(checkpoint, checkpoints)
+    if not near:
         return []
-    usual = _Numbered(checkpoints, ()).usual_of(checkpoint)
-    return [other for other in near if _key(_name_of(other), number) in usual]
+    keys, number = {_key(_name_of(other)) for other in near}, number_of(checkpoint)
+    series = _key(_name_of(checkpoint))
+    own = defaultdict[str, set[int | None]](set)  # other numbers, by key
+    for other in checkpoints:
+        key = _key(_name_of(other))
+        if (key in keys or key == series) and (there := number_of(other)) != number:
+            own[key].add(there)
+    return [other for other in near if own[_key(_name_of(other))] & own[series]]
 
 
 def usual_files(
     checkpoint: Checkpoint, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]
 ) -> list[StoredFile]:
-    """Return the files of no checkpoint that were written with the save of a checkpoint, as with
-    earlier saves.  rest: the files of no checkpoint."""
+    """Return the files of no checkpoint that were written with the save of a checkpoint.  rest: the
+    files of no checkpoint."""
+    outside = _Numbered(checkpoints, rest).outside_of(checkpoint)
     number = number_of(checkpoint)
-    if number is None:
-        return []
-    numbered = _Numbered(checkpoints, rest)
-    usual = numbered.usual_of(checkpoint)
-    return [file for file in rest if _key(file.name, number) in usual]
+    return [
+        file for file in rest if number in _numbers_in(file.name) and _key(file.name) in outside
+    ]
 
 
 def of_equal_number(checkpoint: Checkpoint, checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
@@ -137,12 +147,11 @@ def of_equal_number(checkpoint: Checkpoint, checkpoints: Iterable[Checkpoint]) -
     if number is None:
         return []
     begin_ns, end_ns = _times_of(checkpoint)
-    series = _key(name, number)
+    series = _key(name)
     return [
         other for other in checkpoints
-        if number in _numbers_in(_name_of(other)) and _name_of(other) != name
-        and _key(_name_of(other), number) != series
-        and _is_near(_key(_name_of(other), number), series)
+        if number in _numbers_in(_name_of(other)) and _key(_name_of(other)) != series
+        and _is_near(_key(_name_of(other)), series)
         and _is_at_once(*_times_of(other), other.size_bytes, begin_ns, end_ns)
     ]  # fmt: skip
 
@@ -151,111 +160,107 @@ def of_other_saves(
     checkpoint: Checkpoint, checkpoints: Iterable[Checkpoint], rest: Iterable[StoredFile]
 ) -> set[str]:
     """Return the names of the files of no checkpoint that carry the number of another save of the
-    series of a checkpoint, and not the number of the checkpoint; or that differ in the number only
+    series of a checkpoint, and not the number of the checkpoint; or that differ in numbers only
     from a file with the number of the checkpoint."""
     number, rest = number_of(checkpoint), list(rest)
     if number is None:
         return set()
-    keys = {_key(file.name, number) for file in rest if number in _numbers_in(file.name)}
-    series = _key(_name_of(checkpoint), number)
-    numbers = {
-        there for other in checkpoints
-        if (there := number_of(other)) not in (None, number)
-        and _key(_name_of(other), there or 0) == series
-    }  # fmt: skip
+    keys = {_key(file.name) for file in rest if number in _numbers_in(file.name)}
+    series = _key(_name_of(checkpoint))
+    numbers = {number_of(other) for other in checkpoints if _key(_name_of(other)) == series}
     return {
         file.name for file in rest
         if (own := _numbers_in(file.name)) and number not in own
-        and (not own.isdisjoint(numbers) or any(_key(file.name, other) in keys for other in own))
+        and (not own.isdisjoint(numbers) or _key(file.name) in keys)
     }  # fmt: skip
 
 
 def number_of(checkpoint: Checkpoint) -> int | None:
-    """Return the number that stands for the save in the name: the step, or without a step the only
-    number in the name of the file or the folder (`consumed_samples_300/`).  None: no such number,
-    or the number of a run."""
+    """Return the number that stands for the save in the name: the step, or without a step in digits
+    (`400k`, `consumed_samples_300/`) the only number in the name of the file or the folder.  None:
+    no such number, or the number of a run."""
     name = _name_of(checkpoint)
-    if checkpoint.step is not None:
-        return checkpoint.step if checkpoint.step in _numbers_in(name) else None
+    if checkpoint.step is not None and checkpoint.step in _numbers_in(name):
+        return checkpoint.step
     for part in reversed(name.split("/")[-2:]):
-        numbers = set(map(int, (text for text in _NUMBER.findall(part) if len(text) <= 18)))
+        numbers = _numbers_in(part)
         if len(numbers) == 1 and not _is_run(part):
-            return numbers.pop()
+            return next(iter(numbers))
     return None
 
 
 class _Numbered:
-    """The saves of a tier by series and number."""
+    """The saves of the tiers by series and number."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
-        self._saves = defaultdict[str, dict[int, _Save]](dict)
-        self._inside = dict[int, set[str]]()  # roles of the files, by id of checkpoint
-        self._recurrent = set[str]()  # keys outside; of a checkpoint only those of two numbers
-        series: defaultdict[str, list[tuple[int, Checkpoint]]] = defaultdict(list)
+        self._inside = dict[int, set[str]]()  # by id of checkpoint
+        self._asked = set[str]()  # keys outside; of a checkpoint only those of two numbers
+        counts = counts_of(checkpoints)
+        series: defaultdict[str, list[tuple[Count, Checkpoint]]] = defaultdict(list)
         for checkpoint in checkpoints:
             if not checkpoint.problem and (number := number_of(checkpoint)) is not None:
-                series[_key(_name_of(checkpoint), number)].append((number, checkpoint))
-        for key, rows in series.items():
-            self._add(self._saves[key], rows)
-        self._rows = {
-            series: sorted(saves.values(), key=lambda save: (save.end_ns, save.number))
-            for series, saves in self._saves.items()
-        }
+                epoch = counts[id(checkpoint)][0]
+                series[_key(_name_of(checkpoint))].append(((epoch, number), checkpoint))
+        self._counts = {id(made): count for rows in series.values() for count, made in rows}
+        self._saves = {key: self._added(rows) for key, rows in series.items()}
         self._places = {
-            (series, save.number): place
-            for series, rows in self._rows.items() for place, save in enumerate(rows)
-        }  # fmt: skip
+            key: {count: place for place, count in enumerate(saves)}
+            for key, saves in self._saves.items()
+        }
+        self._rows = {key: list(saves.values()) for key, saves in self._saves.items()}
         if self._saves:
-            self._add_outside(checkpoints, rest)
+            self._add_near(checkpoints, rest)
 
-    def _add(self, saves: dict[int, _Save], rows: Sequence[tuple[int, Checkpoint]]) -> None:
-        """Add the checkpoints of a series.  Roles are compared only if the names are not equal."""
+    def _added(self, rows: Sequence[tuple[Count, Checkpoint]]) -> dict[Count, _Save]:
+        """Return the saves of a series, from old to new.  Names inside are compared only if they
+        are not equal in all checkpoints."""
+        saves = dict[Count, _Save]()
         names = _names_in(rows[0][1])
         is_equal = all(_names_in(checkpoint) == names for _, checkpoint in rows)
-        for number, checkpoint in rows:
+        for count, checkpoint in rows:
             begin_ns, end_ns = _times_of(checkpoint)
-            save = saves.setdefault(number, _Save(number, begin_ns, end_ns))
+            save = saves.setdefault(count, _Save(count[1], begin_ns, end_ns))
             save.begin_ns, save.end_ns = min(save.begin_ns, begin_ns), max(save.end_ns, end_ns)
             if not is_equal:
-                self._inside[id(checkpoint)] = own = _inside_of(checkpoint, number)
+                self._inside[id(checkpoint)] = own = _inside_of(checkpoint)
                 save.inside |= own
+        return dict(sorted(saves.items(), key=lambda row: (row[1].end_ns, row[0])))
 
-    def _add_outside(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
+    def _add_near(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
         """Add the files outside the checkpoints of each series.  A checkpoint that is not whole is
         no part of a whole save."""
         by_number = defaultdict[int, list[_File]](list)
-        keys = defaultdict[str, set[int]](set)  # numbers by key
+        numbers_of = defaultdict[str, set[int]](set)
         for checkpoint in checkpoints:
             name = _name_of(checkpoint)
-            if checkpoint.problem or self._lost_inside(checkpoint) or not _may_be_of_save(name):
+            if checkpoint.problem or not _may_be_of_save(name) or self._lost_inside(checkpoint):
                 continue
+            row = _File(_key(name), _times_of(checkpoint)[1], checkpoint.size_bytes)
+            numbers_of[row.key] |= _numbers_in(name)
             for number in _numbers_in(name):
-                row = _File(_key(name, number), _times_of(checkpoint)[1], checkpoint.size_bytes)
                 by_number[number].append(row)
-                keys[row.key].add(number)
-        self._recurrent = {key for key, numbers in keys.items() if len(numbers) >= LEAST_SAVES}
+        self._asked = {key for key, there in numbers_of.items() if len(there) >= LEAST_SAVES}
         for file in filter(lambda file: _may_be_of_save(file.name), rest):
+            row = _File(_key(file.name), file.mtime_ns or 0, file.size_bytes)
             for number in _numbers_in(file.name):
-                row = _File(_key(file.name, number), file.mtime_ns or 0, file.size_bytes)
                 by_number[number].append(row)
-                self._recurrent.add(row.key)
-        n_series = Counter(number for saves in self._saves.values() for number in saves)
+                self._asked.add(row.key)
+        n_series = Counter(number for saves in self._saves.values() for _, number in saves)
         for series, saves in self._saves.items():
-            for number, save in saves.items():
+            for (_, number), save in saves.items():
                 rows = by_number[number]
                 if len(rows) * n_series[number] <= MOST_PAIRS:
-                    _add_near(save, series, rows)
+                    _add_rows(save, series, rows)
 
     def _of(self, checkpoint: Checkpoint) -> tuple[_Save | None, list[_Save], list[_Save]]:
         """Return the save of a checkpoint, the earlier and the later saves, from old to new."""
-        number = number_of(checkpoint)
-        if number is None:
+        key = _key(_name_of(checkpoint))
+        count, places = self._counts.get(id(checkpoint)), self._places.get(key, {})
+        if count is None and (number := number_of(checkpoint)) is not None:
+            count = next((count for count in places if count[1] == number), None)
+        if count not in places:
             return None, [], []
-        series = _key(_name_of(checkpoint), number)
-        place = self._places.get((series, number))
-        if place is None:
-            return None, [], []
-        rows = self._rows[series]
+        place, rows = places[count], self._rows[key]
         return rows[place], rows[max(0, place - OLDER) : place], rows[place + 1 : place + 1 + NEWER]
 
     def lost_of(self, checkpoint: Checkpoint) -> str:
@@ -263,40 +268,44 @@ class _Numbered:
         save, older, newer = self._of(checkpoint)
         if save is None or not older:
             return ""
-        before = [row.outside & self._recurrent for row in older]
-        after = [row.there for row in newer]
-        lost = [*self._lost_inside(checkpoint), *_lost_outside(save.there, before, after)]
+        before, after = [row.outside & self._asked for row in older], [row.near for row in newer]
+        number = next(
+            text for text in _NUMBER.findall(_name_of(checkpoint)) if int(text) == save.number
+        )  # perhaps filled with zeros
+        lost = self._lost_inside(checkpoint) + [
+            key.replace("*", number) if key.count("*") == 1 else key
+            for key in _lost(save.near, before, after)
+        ]
         if not lost:
             return ""
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        text = next(
-            text for text in _NUMBER.findall(_name_of(checkpoint)) if int(text) == save.number
-        )  # perhaps filled with zeros
-        name = lost[0].replace("#", text)
-        return f"no {name}{more}{_LACKS}{older[-1].number} has"
+        return f"no {lost[0]}{more}{_LACKS}{older[-1].number} has"
 
     def _lost_inside(self, checkpoint: Checkpoint) -> list[str]:
-        """Return the roles that a checkpoint lacks and the earlier checkpoints of the series
+        """Return the files that a checkpoint lacks and the earlier checkpoints of the series
         have."""
-        save, older, newer = self._of(checkpoint)
         own = self._inside.get(id(checkpoint))
-        if save is None or own is None:
+        if own is None:
             return []
+        _, older, newer = self._of(checkpoint)
         return _lost(own, [row.inside for row in older], [row.inside for row in newer])
 
-    def usual_of(self, checkpoint: Checkpoint) -> set[str]:
+    def outside_of(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys outside that belong to the save of a checkpoint."""
         save, _, _ = self._of(checkpoint)
-        return save.outside & self._recurrent if save is not None else set()
+        return self._asked & save.outside if save is not None else set()
 
 
-def _add_near(save: _Save, series: str, rows: Iterable[_File]) -> None:
-    """Add the files near in the tier to a save.  rows: files with the number of the save."""
+def _add_rows(save: _Save, series: str, rows: Iterable[_File]) -> None:
+    """Add the files near in the tier to a save.  rows: files with the number of the save, perhaps
+    as the number of a rank."""
     for file in rows:
-        if file.key != series and _is_near(file.key, series):
-            save.there.add(file.key)
-            at = file.time_ns, file.time_ns, file.size_bytes
-            if _is_at_once(*at, save.begin_ns, save.end_ns):
+        if file.key == series or not _is_near(file.key, series):
+            continue
+        margin_ns = (FROZEN_S + file.size_bytes / SLOW_BPS) * 1e9
+        if not file.time_ns or file.time_ns >= save.begin_ns - margin_ns:
+            save.near.add(file.key)
+            if file.time_ns <= save.end_ns + margin_ns:
                 save.outside.add(file.key)
 
 
@@ -311,26 +320,13 @@ def _lost(own: set[str], older: Sequence[set[str]], newer: Sequence[set[str]]) -
     ]  # fmt: skip
 
 
-def _lost_outside(
-    own: set[str], older: Sequence[set[str]], newer: Sequence[set[str]]
-) -> Iterator[str]:
-    """Yield the keys of _lost().  The oldest saves may have lost the file to a removal, which goes
-    part by part: the saves before the first with the file do not count."""
-    for key in sorted({key for row in older for key in row} - own):
-        first = next(place for place, row in enumerate(older) if key in row)
-        if _lost(own, [row & {key} for row in older[first:]], newer):
-            yield key
-
-
-def _inside_of(checkpoint: Checkpoint, number: int) -> set[str]:
-    """Return the roles of the files of a checkpoint."""
+def _inside_of(checkpoint: Checkpoint) -> set[str]:
+    """Return the keys of the files of a checkpoint, without the chunks of arrays."""
     names = _names_in(checkpoint)
     if checkpoint.kind in _WITH_INDEX:
         names = tuple(name for name in names if "/" not in name)
-    own = filter(_may_be_of_save, names)
-    if checkpoint.is_folder:
-        return roles_inside(list(own), number)
-    return {role_at(parts_of(name), number) for name in own}
+    chunks = chunks_of_arrays(names)
+    return {_key(name) for name in names if name not in chunks and _may_be_of_save(name)}
 
 
 def _names_in(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -352,7 +348,7 @@ def _name_of(checkpoint: Checkpoint) -> str:
 
 
 def _is_run(folder: str) -> bool:
-    return _RUN.search(folder.lower()) is not None
+    return _NUMBER.search(folder) is not None and _RUN.search(folder.lower()) is not None
 
 
 @lru_cache(1 << 16)  # a drain asks for each checkpoint that is due
@@ -360,11 +356,12 @@ def _numbers_in(name: str) -> frozenset[int]:
     return frozenset(int(text) for text in _NUMBER.findall(name) if len(text) <= 18)
 
 
-def _key(name: str, number: int) -> str:
-    """Return a name with # in the place of a number."""
-    if "#" in name:
-        name = name.replace("#", "_")
-    return _NUMBER.sub(lambda match: "#" if int(match[0][:18]) == number else match[0], name)
+@lru_cache(1 << 16)
+def _key(name: str) -> str:
+    """Return a name with * in the place of each number, but for the numbers of runs."""
+    *folders, base = name.split("/")
+    above = [folder if _is_run(folder) else _NUMBERS.sub("*", folder) for folder in folders]
+    return "/".join([*above, _NUMBERS.sub("*", base)])
 
 
 def _may_be_of_save(name: str) -> bool:
@@ -381,17 +378,13 @@ def _may_be_of_save(name: str) -> bool:
 
 
 def _is_near(key: str, series: str) -> bool:
-    """Return True if two names with # lie in one folder, or in two folders beside each other, and
-    no folder on the way is of a run."""
+    """Return True if no folder between two files is of a run, and not many are between."""
     left, right = key.split("/"), series.split("/")
     n_common = 0
     while n_common < min(len(left), len(right)) - 1 and left[n_common] == right[n_common]:
         n_common += 1
     left, right = left[n_common:-1], right[n_common:-1]
-    is_close = len(left) <= 2 and len(right) <= 2
-    return is_close and not any(
-        _is_run(folder) or _NUMBER.search(folder) for folder in left + right
-    )
+    return max(len(left), len(right)) <= DEEPEST and not any(map(_is_run, left + right))
 
 
 def _is_at_once(begin_ns: int, end_ns: int, size_bytes: int, first_ns: int, last_ns: int) -> bool:

@@ -5,13 +5,12 @@ training have it.
 """
 
 import itertools
-import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.places.stores import StoredFile
-from penstock.save.unit.companions import chunks_of_arrays, is_enumerated
+from penstock.save.unit.companions import is_enumerated
 from penstock.save.unit.divided import without_resharded
 from penstock.save.unit.names import MOST_DIGITS, Parts, are_parts, is_state, may_be_state, parts_of
 from penstock.save.unit.progress import FROZEN_S
@@ -22,7 +21,6 @@ __all__ = [
     "Shape",
     "lacking",
     "role_at",
-    "roles_inside",
     "shape_of",
     "without_others",
 ]
@@ -83,19 +81,6 @@ def _role_inside(name: str, step: int, is_row: bool) -> str:
     last = _last_of(name, step, is_row)
     folders = [_without_step(part, step) for part in name.split("/")[:-1]]
     return "/".join([*folders, last]) if last else ""
-
-
-def roles_inside(names: Collection[str], step: int) -> set[str]:
-    """Return the roles of the files of a checkpoint, whatever the words of the names.  Names that
-    differ only in numbers have one role: their count may change.  Chunks of arrays have none."""
-    own = set(names) - chunks_of_arrays(names)
-    signs = {name: re.sub(r"\d+", "#", name) for name in own}
-    counts = Counter(signs.values())
-    roles = (
-        sign if counts[sign] > 1 else _role_inside(name, step, False)
-        for name, sign in signs.items()
-    )
-    return set(filter(None, roles))
 
 
 def role_at(parts: Parts, step: int | None) -> str:
