@@ -139,6 +139,7 @@ class Drainer(Working):
         self._held_back = self._renamed = ""  # texts of warnings
         self._beside = Beside(self.fast, self.slow, self._look_at_slow)
         self._on_slow: list[Checkpoint] | None = None  # of the last listing
+        self._names_there: set[str] | None = None  # of the copies at any listing
         self._saves_due_s = -math.inf
         self.has_answered = False  # the slow tier was listed at least once
         self._on_fast: list[Checkpoint] = []  # without unfinished checkpoints
@@ -294,6 +295,8 @@ class Drainer(Working):
         self._look_at_slow()
         try:
             self._on_slow, self._listed_s = self._found_on_slow(), self._clock()
+            names = {copy.called or copy.name for copy in self._on_slow if copy.is_ours}
+            self._names_there = (self._names_there or set()) | names
         except TierError as error:
             if self.has_answered or isinstance(self.slow, LocalStore):
                 raise
@@ -604,8 +607,9 @@ class Drainer(Working):
         with suppress(TierError):
             names = {part.name for part in other_parts(first, self._on_fast)}
             parts = [save for save in left if save.name in names]
-            ours = (copy for copy in self._known_slow() if copy.is_ours) if parts else ()
-            copies = {save.called or save.name for save in ours}
+            if parts and self._names_there is None:
+                self._known_slow()
+            copies = (self._names_there or set()) | self._before.keys()
             if any((part.called or part.name) in copies for part in (first, *parts)):
                 return [first, *parts]
         return [first]
