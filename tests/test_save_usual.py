@@ -118,6 +118,8 @@ def test_a_file_that_later_saves_lack_too_is_not_asked_for(
     ("names", "of_steps"),
     [
         (["model-#.safetensors", "sample-#.png"], (100, 200)),  # pictures
+        (["model-#.safetensors", "samples-#.xyz"], (100, 200)),
+        (["step_#.safetensors", "top-3/step_#.safetensors"], (100, 200)),
         (["model-#.safetensors", "metrics-#.json"], (100, 200)),
         (["step_#/model.safetensors", "step_#/eval_results.csv"], (100, 200)),
         (["seed_1/step_#.safetensors", "seed_2/step_#.safetensors"], (100, 200)),  # another run
@@ -190,7 +192,7 @@ def test_a_save_of_which_a_part_is_doubted_is_doubted(tiers: tuple[Path, Path]) 
     names = ["weights/#/net.safetensors", "tapes/#/a.safetensors", "tapes/#/b.xyz"]
     for step in (100, 200, 300):
         save(fast, names[: 2 if step == 300 else None], step)
-        drained(fast, slow)
+        drained(fast, slow, KEEP)
     assert doubts(fast).keys() == doubts(slow).keys() == {"weights/300", "tapes/300"}
     chosen = latest_valid(fast, slow)
     assert chosen.step == 200

@@ -233,10 +233,12 @@ class _Numbered:
         numbers_of = defaultdict[str, set[int]](set)
         for checkpoint in checkpoints:
             name = _name_of(checkpoint)
-            if checkpoint.problem or not _may_be_of_save(name) or self._lost_inside(checkpoint):
+            if not _may_be_of_save(name):
                 continue
             row = _File(_key(name), _times_of(checkpoint)[1], checkpoint.size_bytes)
             numbers_of[row.key] |= _numbers_in(name)
+            if checkpoint.problem or self._lost_inside(checkpoint):
+                continue
             for number in _numbers_in(name):
                 by_number[number].append(row)
         self._asked = {key for key, there in numbers_of.items() if len(there) >= LEAST_SAVES}
@@ -370,11 +372,13 @@ def _may_be_of_save(name: str) -> bool:
     *folders, base = name.split("/")
     if base.startswith(".") or _OUTPUT.search(base) or parts_of(base).is_history:
         return False
-    named = (folder for folder in folders[-2:] if not _NUMBER.search(folder))
-    parts = map(parts_of, (*named, base))  # not `consumed_samples_300`
-    return all(
-        _OUTPUT_WORDS.isdisjoint(part.words) and SELECTORS.isdisjoint(part.key) for part in parts
-    )
+    for part in (*folders[-2:], base):
+        words = set(parts_of(part).words)
+        if part is not base and _NUMBER.search(part):
+            words -= {"sample", "samples"}  # `consumed_samples_300/`
+        if not _OUTPUT_WORDS.isdisjoint(words) or not SELECTORS.isdisjoint(parts_of(part).key):
+            return False
+    return True
 
 
 def _is_near(key: str, series: str) -> bool:
