@@ -12,6 +12,7 @@ from penstock.save.drain.drainer import Drainer
 from penstock.save.drain.working import DrainSettings
 from penstock.save.find.formats import find
 from penstock.save.verify import UNCHECKED, WHOLE, latest_valid, verify
+from saves import drained, state
 
 LAYOUTS = {
     "pair": ("last_model.pt", "last_optim.pt"),
@@ -20,6 +21,7 @@ LAYOUTS = {
     "ranks": ("last/rank_0.pt", "last/rank_1.pt", "last/rank_2.pt"),
 }
 NOW = DrainSettings(settle_s=0, tries=1)
+T = 1_700_000_000.0
 
 
 def _saved(folder: Path, names: tuple[str, ...], save: int, gaps_s: tuple[float, ...]) -> None:
@@ -109,3 +111,25 @@ def test_the_rest_of_a_save_that_was_copied_too_early_comes_later(tmp_path: Path
         [copy] = find(LocalStore(slow))
         assert bool(copy.doubt) == is_early
     assert {(slow / name).read_bytes() for name in LAYOUTS["pair"]} == {_torch(2)}
+
+
+@pytest.mark.parametrize("usual_s", [0.05, 2, 9])
+def test_an_order_that_begins_again_shows_two_saves_after_a_slow_save_too(
+    tmp_path: Path, usual_s: float
+) -> None:
+    """The copied save paused between its two files, as on a busy machine."""
+    fast, slow = tmp_path / "fast", tmp_path / "slow"
+    for name, at_s in (("model", T), ("optim", T + usual_s)):
+        state(fast / f"{name}.safetensors", 4, at_s=at_s)
+    assert drained(fast, slow) == []
+    state(fast / "optim.safetensors", 5, at_s=T + 100)
+    state(fast / "model.safetensors", 6, at_s=T + 104)
+    left = drained(fast, slow)
+    choice = latest_valid(fast, slow)
+    if usual_s < 4:
+        assert "of two saves" in left[0]
+        assert choice.path == slow / "model.safetensors"
+    else:  # the pause is not longer than those of the program
+        assert choice.state == UNCHECKED
+        assert choice.checkpoint is not None
+        assert choice.checkpoint.doubt.endswith("of one save or of two")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.places.stores import LocalStore, StoredFile
+from penstock.save.checkpoint import ONE_OR_TWO
 from penstock.save.find.contents import has_content
 from penstock.save.unit.divided import without_resharded
-from penstock.save.unit.names import are_parts, parts_of
-from penstock.save.unit.progress import written_over
+from penstock.save.unit.names import are_parts, is_state, parts_of
+from penstock.save.unit.progress import begun_again, written_over
 from penstock.save.unit.units import BY_RULE
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.save.checkpoint import Checkpoint
 
-__all__ = ["is_all_there", "marks_there", "of_others", "unlike_its_copy"]
+__all__ = ["is_all_there", "marks_there", "may_be_of_two_saves", "of_others", "unlike_its_copy"]
 
 
 def unlike_its_copy(checkpoint: Checkpoint, copy: Checkpoint) -> str:
@@ -48,6 +49,25 @@ def unlike_its_copy(checkpoint: Checkpoint, copy: Checkpoint) -> str:
     return written_over(
         own, there, lambda name: has_content(checkpoint.store, own[name], sums[name]), is_by_rule
     )
+
+
+def may_be_of_two_saves(checkpoint: Checkpoint, copy: Checkpoint) -> str:
+    """Return why a checkpoint that was written since the copy may be of two saves: after a pause
+    the files begin in the order of the copy again, however long the pauses of the copied save.
+    Empty: no evidence."""
+    own = dict(zip(checkpoint.inner_names, checkpoint.files, strict=True))
+    there = _as_saved(copy)
+    names = [name for name in own.keys() & there.keys() if is_state(name.rpartition("/")[2])]
+    began = begun_again(
+        {name: (own[name].size_bytes, own[name].mtime_ns or 0) for name in names},
+        {name: there[name].mtime_ns or 0 for name in names},
+        slower=0,
+    )
+    if began is None:
+        return ""
+    first, again = began
+    idle_s = ((own[again].mtime_ns or 0) - (own[first].mtime_ns or 0)) / 1e9
+    return f"{again} was written {idle_s:,.0f} s after {first}: {ONE_OR_TWO}"
 
 
 def _as_saved(copy: Checkpoint) -> dict[str, StoredFile]:

@@ -25,7 +25,7 @@ from penstock.save.checkpoint import (
     origin_of,
     origins,
 )
-from penstock.save.find.copies import unlike_its_copy
+from penstock.save.find.copies import may_be_of_two_saves, unlike_its_copy
 from penstock.save.find.ruled import with_rules
 from penstock.save.find.scratch import with_scratch_folders
 from penstock.save.find.shortened import with_shortened
@@ -190,8 +190,12 @@ def compared(
             and not checkpoint.problem
             and id(checkpoint) not in problems
         )
-        if copy is not None and is_open and (why := unlike_its_copy(checkpoint, copy)):
+        if copy is None or not is_open:
+            continue
+        if why := unlike_its_copy(checkpoint, copy):
             problems[id(checkpoint)] = why
+        elif why := may_be_of_two_saves(checkpoint, copy):
+            doubts[id(checkpoint)] = why
     doubts |= with_doubts(lines) | with_absent_chunks(lines)
     doubts |= with_rows_at_once(checkpoints) | _doubts_of_copies(checkpoints)
     uncopied = [checkpoint for checkpoint in checkpoints if checkpoint.name not in copies]

@@ -271,9 +271,8 @@ class _Numbered:
         if save is None or not older:
             return ""
         before, after = [row.outside & self._asked for row in older], [row.near for row in newer]
-        number = next(
-            text for text in _NUMBER.findall(_name_of(checkpoint)) if int(text) == save.number
-        )  # perhaps filled with zeros
+        digits = _NUMBER.findall(_name_of(checkpoint))  # perhaps filled with zeros
+        number = next((text for text in digits if int(text) == save.number), str(save.number))
         lost = self._lost_inside(checkpoint) + [
             key.replace("*", number) if key.count("*") == 1 else key
             for key in _lost(save.near, before, after)

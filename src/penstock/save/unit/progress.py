@@ -174,27 +174,31 @@ SLOWER = 3  # times the longest pause in the save before: the limit of a pause w
 
 
 def begun_again(
-    now: Mapping[str, tuple[int, int]], before: Mapping[str, int]
+    now: Mapping[str, tuple[int, int]], before: Mapping[str, int], slower: float | None = None
 ) -> tuple[str, str] | None:
     """Return two files of different saves: the last file of a complete save, and the first file of
     the next save, which has not ended.  None: no evidence.
 
     now: size and time of writing, by name; before: times in a whole save.  Evidence is a long
     pause, and an order that starts again: all files after the pause now were before the other files
-    in the whole save.
+    in the whole save.  slower: the least pause, in times the longest pause in the whole save; None:
+    SLOWER for files of ranks, which may end in any order, else 1.
     """
     if len(now) < 2 or not all(before.get(name) for name in now):
         return None
     row = sorted(now, key=lambda name: now[name][1])
     times = sorted(before[name] for name in now)
     usual_ns = max(later - earlier for earlier, later in itertools.pairwise(times))
+    if slower is None:
+        has_ranks = any(parts_of(name.rpartition("/")[2]).rank for name in now)
+        slower = SLOWER if has_ranks else 1
     for place in range(1, len(row)):
         earlier, later = row[place - 1], row[place]
         pause_ns = now[later][1] - now[earlier][1] - now[later][0] / SLOW_BPS * 1e9
         is_first = max(before[name] for name in row[place:]) < min(
             before[name] for name in row[:place]
         )
-        if is_first and pause_ns > max(IDLE_S * 1e9, SLOWER * usual_ns):
+        if is_first and pause_ns > max(IDLE_S * 1e9, slower * usual_ns):
             return earlier, later
     return None
 
