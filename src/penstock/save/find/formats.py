@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -183,19 +183,8 @@ def compared(
     lines = [line for line in lines if line[0].kind not in _HAS_INDEX]
     problems |= unlike_earlier(checkpoints, others) | with_gaps(lines) | with_empty(lines)
     copies = _copies_in((*checkpoints, *others))
-    for checkpoint in checkpoints if copies else ():
-        copy = copies.get(checkpoint.name)
-        is_open = (
-            checkpoint.manifest is None
-            and not checkpoint.problem
-            and id(checkpoint) not in problems
-        )
-        if copy is None or not is_open:
-            continue
-        if why := unlike_its_copy(checkpoint, copy):
-            problems[id(checkpoint)] = why
-        elif why := may_be_of_two_saves(checkpoint, copy):
-            doubts[id(checkpoint)] = why
+    unlike, perhaps = _unlike_copies(checkpoints, copies, problems)
+    problems, doubts = problems | unlike, doubts | perhaps
     doubts |= with_doubts(lines) | with_absent_chunks(lines)
     doubts |= with_rows_at_once(checkpoints) | _doubts_of_copies(checkpoints)
     uncopied = [checkpoint for checkpoint in checkpoints if checkpoint.name not in copies]
@@ -214,6 +203,28 @@ def compared(
             for checkpoint in checkpoints
         ]
     return with_other_folders(checkpoints, others)
+
+
+def _unlike_copies(
+    checkpoints: Iterable[Checkpoint], copies: Mapping[str, Checkpoint], problems: Container[int]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the problems and the doubts of a comparison with the copies of the same names, by id
+    of checkpoint.  copies: by name; problems: ids of the checkpoints with a problem."""
+    unlike, perhaps = dict[int, str](), dict[int, str]()
+    for checkpoint in checkpoints if copies else ():
+        copy = copies.get(checkpoint.name)
+        is_open = (
+            checkpoint.manifest is None
+            and not checkpoint.problem
+            and id(checkpoint) not in problems
+        )
+        if copy is None or not is_open:
+            continue
+        if why := unlike_its_copy(checkpoint, copy):
+            unlike[id(checkpoint)] = why
+        elif why := may_be_of_two_saves(checkpoint, copy):
+            perhaps[id(checkpoint)] = why
+    return unlike, perhaps
 
 
 def _doubts_of_copies(checkpoints: Iterable[Checkpoint]) -> dict[int, str]:
