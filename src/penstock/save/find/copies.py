@@ -56,11 +56,11 @@ def may_be_of_two_saves(checkpoint: Checkpoint, copy: Checkpoint) -> str:
     the files begin in the order of the copy again, however long the pauses of the copied save.
     Empty: no evidence."""
     own = dict(zip(checkpoint.inner_names, checkpoint.files, strict=True))
-    there = _as_saved(copy)
-    names = [name for name in own.keys() & there.keys() if is_state(name.rpartition("/")[2])]
+    before = _as_saved(copy)
+    names = [name for name in own.keys() & before.keys() if is_state(name.rpartition("/")[2])]
     began = begun_again(
         {name: (own[name].size_bytes, own[name].mtime_ns or 0) for name in names},
-        {name: there[name].mtime_ns or 0 for name in names},
+        {name: before[name].mtime_ns or 0 for name in names},
         slower=0,
     )
     if began is None:
