@@ -11,7 +11,6 @@ of the next windows, another decodes.  `RowAccess` gives rows by number.
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import weakref
@@ -39,8 +38,7 @@ from penstock.feed.state import (
     Request,
     check,
     index_of,
-    part_of,
-    refuse_no_state,
+    terms_of,
 )
 
 __all__ = ["RowAccess", "RowBatch", "RowFeed"]
@@ -590,18 +588,8 @@ class RowFeed:
         self._stand = stand
 
     def _stand_of(self, state: dict[str, Any]) -> _RowStand:
-        refuse_no_state(state)
-        try:
-            if state["version"] != STATE_VERSION:
-                raise FeedError(f"a feed's state of version {state['version']}; not known here")
-            n, total = operator.index(state["n_records"]), operator.index(state["total_bytes"])
-            parts = [part_of(each) for each in state["parts"]]
-            last = parts.pop()
-            epoch, order = operator.index(state["epoch"]), list(state["order"])
-            if not 0 <= epoch <= MOST_EPOCH:
-                raise ValueError(f"epoch {epoch}")
-        except (TypeError, ValueError, IndexError, OverflowError) as error:
-            raise FeedError(f"this state of a feed is damaged ({error}); {INSTEAD}") from error
+        n, total, parts, epoch, order = terms_of(state)
+        last = parts.pop()
         if (n, total) != (self.groups.n_rows, self.index.total_bytes):
             raise FeedError(
                 f"the state is of a data set of {n:,} rows and {total:,} bytes, {self.index.path} "

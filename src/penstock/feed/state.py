@@ -37,6 +37,7 @@ __all__ = [
     "refuse_too_large",
     "stand_of",
     "state_of",
+    "terms_of",
 ]
 
 STATE_VERSION = 1
@@ -262,23 +263,30 @@ def refuse_no_state(state: Any) -> None:
         raise FeedError(f"this is no state of a feed, it has no {lacking[0]!r}; {INSTEAD}")
 
 
-def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
-    """Return the position in a state.
-
-    Raises FeedError: the state is damaged, or of another data set or order.
-    """
+def terms_of(state: dict[str, Any]) -> tuple[int, int, list[Any], int, list[Any]]:
+    """Return the records and bytes of the data set, the parts (one or more), the epoch and the
+    order in a state.  Raises FeedError: the state is damaged, or of another version."""
     refuse_no_state(state)
     try:
         if state["version"] != STATE_VERSION:
             raise FeedError(f"a feed's state of version {state['version']}; not known here")
         n, total = operator.index(state["n_records"]), operator.index(state["total_bytes"])
         parts = [part_of(each) for each in state["parts"]]
-        last = parts.pop()
-        epoch, order, packed = operator.index(state["epoch"]), list(state["order"]), state["held"]
-        if not 0 <= epoch <= MOST_EPOCH:
-            raise ValueError(f"epoch {epoch}")
+        epoch, order = operator.index(state["epoch"]), list(state["order"])
+        if not parts or not 0 <= epoch <= MOST_EPOCH:
+            raise ValueError(f"epoch {epoch}, {len(parts)} parts")
     except (TypeError, ValueError, IndexError, OverflowError) as error:
         raise FeedError(f"this state of a feed is damaged ({error}); {INSTEAD}") from error
+    return n, total, parts, epoch, order
+
+
+def stand_of(index: Index, request: Request, state: dict[str, Any]) -> Stand:
+    """Return the position in a state.
+
+    Raises FeedError: the state is damaged, or of another data set or order.
+    """
+    n, total, parts, epoch, order = terms_of(state)
+    last, packed = parts.pop(), state["held"]
     if (n, total) != (len(index), index.total_bytes):
         raise FeedError(
             f"the state is of a data set of {n:,} records and {total:,} bytes, {index.path} has "
