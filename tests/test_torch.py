@@ -755,43 +755,38 @@ def test_a_torch_without_our_names_is_left_as_it_is() -> None:
 
 @pytest.mark.alone
 @pytest.mark.slow
-def test_a_batch_costs_at_most_twenty_microseconds() -> None:
-    # 13 us on one EPYC core without workers, where the main process pays for both sides.  Processor
-    # time, and the best of five of each, since a busy machine only adds.
+def test_a_batch_costs_at_most_thirty_microseconds(tmp_path: Path) -> None:
+    # Without workers the main process pays for both sides.  13 us on one EPYC core; 20 to 24 where
+    # a thread's CPU clock takes 0.9 us, six times a batch.  CPU time in units of a loop that took
+    # 12 us on the EPYC core: a neighbour who comes and goes slows both.
     program = source("""
-        import penstock
+        import penstock, statistics
 
         class Nothing(Dataset):
             def __len__(self): return 10000
             def __getitem__(self, number): return 1.0
 
-        def best_us():
-            took = []
-            for _ in range(5):
-                start_s = time.thread_time()
-                for item in DataLoader(Nothing(), batch_size=None, collate_fn=float): pass
-                took.append((time.thread_time() - start_s) / 10000 * 1e6)
-            return min(took)
+        def loop_us():
+            start_s = time.thread_time()
+            for _ in range(1000):
+                for number in range(1000): number
+            return (time.thread_time() - start_s) / 1000 * 1e6
 
-        without = best_us()
+        def batch_us():
+            before_us, start_s = loop_us(), time.thread_time()
+            for item in DataLoader(Nothing(), batch_size=None, collate_fn=float): pass
+            us = (time.thread_time() - start_s) / 10000 * 1e6
+            return us / (before_us + loop_us()) * 2 * 12
+
+        without = statistics.median(batch_us() for _ in range(9))
         with penstock.record(sys.argv[1]):
-            with_us = best_us()
-        print(with_us - without)
+            recorded = statistics.median(batch_us() for _ in range(9))
+        print(recorded - without)
     """)
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        finished = subprocess.run(
-            [sys.executable, "-c", program, folder], capture_output=True, text=True, check=True
-        )
-    assert float(finished.stdout) < 20 * max(1.0, _slowness())
-
-
-def _slowness() -> float:
-    """How much slower than the machine of the figures this one is, by a loop that took 12 us."""
-    import timeit
-
-    return min(timeit.repeat("for i in range(1000): i", number=10, repeat=9)) * 1e5 / 12
+    finished = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert float(finished.stdout) < 30
 
 
 def test_recorder_is_not_recording_here() -> None:
