@@ -27,7 +27,7 @@ from penstock.feed.index import from_bytes, open_index, to_bytes
 from penstock.feed.plan import Deal, Order, PartialEpoch
 from penstock.feed.rows import RowBatch
 from penstock.feed.transfer import Patience
-from penstock_lab.objects import ObjectServer, faults_at
+from penstock_lab.objects import ObjectServer, certificate, faults_at
 from test_feed_objects import _hasty, caches, served
 
 pa = pytest.importorskip("pyarrow")
@@ -830,27 +830,40 @@ def test_rows_come_through_the_node_s_cache(
     assert served.counts.bytes == begun
 
 
-@pytest.fixture
-def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Another S3 server: moto's."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+@pytest.fixture(params=["http", "https"])
+def moto(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Another S3 server: moto's, with and without TLS."""
+    module = pytest.importorskip("moto.server")
+    from werkzeug.serving import make_server
+
+    context = None
+    if request.param == "https":
+        context, authority = certificate(tmp_path)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority))
+    transfer._tls.cache_clear()
+    application = module.DomainDispatcherApplication(module.create_backend_app)
+    server = make_server("127.0.0.1", 0, application, threaded=True, ssl_context=context)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
     for name, text in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": f"{request.param}://127.0.0.1:{server.port}",
         "AWS_ACCESS_KEY_ID": "id",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, text)
     yield pytest.importorskip("boto3").client("s3", region_name="us-east-1")
-    server.stop()
+    server.shutdown()
+    thread.join()
+    transfer._tls.cache_clear()
 
 
 def test_rows_come_from_moto_s_server(moto: Any, tmp_path: Path) -> None:
-    truth = put(tmp_path)
+    truth = put(tmp_path / "set")
     moto.create_bucket(Bucket="train")
-    for path in tmp_path.glob("*.parquet"):
+    for path in (tmp_path / "set").glob("*.parquet"):
         moto.upload_file(str(path), "train", f"day/{path.name}")
     got = rows_of(RowFeed("s3://train/day/", 64, shuffle="block", columns=["id", "about"]))
     assert got.sort_by("id").equals(truth.select(["id", "about"]))
