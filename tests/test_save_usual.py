@@ -35,6 +35,20 @@ LAYOUTS = {
     "a folder for each node": ["model/step_#.safetensors", "io/node7/tape-#.xyz"],
     "custom states": ["checkpoint_#/model.safetensors", "checkpoint_#/custom_checkpoint_0.xyz"],
     "counts of samples": ["consumed_samples_#/net.safetensors", "consumed_samples_#/tape.xyz"],
+    "a checkpoint for each rank": [f"slice{rank}-#.safetensors" for rank in range(4)],
+    "a file for each rank in the folder": [
+        "step_#/model.safetensors",
+        *(f"step_#/tape{rank}.xyz" for rank in range(4)),
+    ],
+    "a file for each rank in two folders": [
+        "step_#/model.safetensors",
+        *(f"step_#/tapes/tape{rank}.xyz" for rank in range(4)),
+    ],
+    "a file for each rank beside": [
+        "net/step_#.safetensors",
+        *(f"tapes/#/r{rank}.xyz" for rank in range(4)),
+    ],
+    "a folder for each rank": [f"rank_{rank}/step_#.safetensors" for rank in range(4)],
     "counts of tokens": ["#M-tokens/net.safetensors", "#M-tokens/tape.xyz"],
 }
 NAMES = list(LAYOUTS)
@@ -89,7 +103,8 @@ def test_the_last_whole_save_stays_and_is_named(
     assert "200" in chosen.checkpoint.name
     lost = re.sub(r"\d+", "*", named(names[-1], 300).rpartition("/")[2])
     said = [re.sub(r"\d+", "*", why) for _, why in chosen.rejected]
-    assert any(lost in why or "widget" in why for why in said), said
+    by_unit = ("widget", "slice*")  # the parts of a save that is one unit
+    assert any(lost in why or any(word in why for word in by_unit) for why in said), said
 
 
 @pytest.mark.parametrize("layout", NAMES)
@@ -135,6 +150,39 @@ def test_what_is_no_part_of_each_save_is_not_asked_for(
     for step in (100, 200, 300):
         save(fast, names if step in of_steps else names[:1], step)
     assert not [name for name, why in doubts(fast).items() if "300" in name and "no " in why]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["step_#/model.safetensors", "step_#/pieces/{}.xyz"],
+        ["net/step_#.safetensors", "buffers/step_#-{}.xyz"],
+    ],
+    ids=["in the folder", "beside"],
+)
+def test_saves_that_differ_in_the_number_of_files_are_not_doubted(
+    tiers: tuple[Path, Path], names: list[str]
+) -> None:
+    """A buffer in pieces, with three to seven pieces."""
+    fast, _ = tiers
+    for step, n in zip((100, 200, 300, 400, 500), (6, 7, 5, 6, 3), strict=True):
+        save(fast, [names[0], *(names[1].format(piece) for piece in range(n))], step)
+    assert not any("500" in name or "400" in name for name in doubts(fast))
+
+
+def test_ranks_are_not_taken_for_the_numbers_of_saves(tiers: tuple[Path, Path]) -> None:
+    """Epochs 0 to 3 by 4 ranks: r3 of epoch 1 is no file of save 3."""
+    fast, slow = tiers
+    names = ["epoch_#/model.safetensors", *(f"epoch_#/tapes/r{rank}.xyz" for rank in range(4))]
+    for epoch in range(4):
+        for place, name in enumerate(names[:-1] if epoch == 3 else names):
+            at_s = BEGUN_S + 3600 * epoch + place
+            state(fast / name.replace("#", str(epoch)), float(epoch), at_s=at_s)
+    drained(fast, slow, KEEP)
+    assert value_of(slow / "epoch_2/tapes/r3.xyz") == 2
+    assert doubts(fast) == {
+        "epoch_3": "only 3 of the 4 files tapes/r*.xyz, which the save of 2 has"
+    }
 
 
 def test_a_description_of_the_first_save_is_not_asked_for(tiers: tuple[Path, Path]) -> None:

@@ -2,8 +2,9 @@
 
 The step of a save stands in the names of the files: `step_300/tape.xyz`, `tapes/tape-300.xyz`.  A
 name with `*` in the place of each number is equal for all saves of a training, and for all ranks:
-`epoch=3-step=300.ckpt`, `rank0-300.pt`.  The names may belong to files of no checkpoint.  A program
-may also have ended to write such a file: the save is copied and doubted, and never called checked
+`epoch=3-step=300.ckpt`, `rank0-300.pt`.  The files of one such name are counted: a save may lack
+the file of one rank.  The names may belong to files of no checkpoint.  A program may also have
+ended to write such a file: the save is copied and doubted, and never called checked
 while there are others.  The module knows names and times.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,6 +45,7 @@ MOST_PAIRS = 1 << 16  # of a checkpoint and a file with one number
 DEEPEST = 4  # folders between a file and the folder that it shares with a checkpoint
 _NUMBER = re.compile(r"\d+")
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
+_NUMBERS_OF_KEY = re.compile(rf"\*|{_NUMBERS.pattern}")
 # Files that a program writes beside its saves: pictures, tables, logs.
 _OUTPUT = re.compile(
     r"\.(?:png|jpe?g|gif|svg|pdf|html|mp4|wav|csv|tsv|jsonl|ndjson|parquet|arrow|log|out|err|lock)$"
@@ -68,25 +70,27 @@ _WITH_INDEX = ("dcp", "orbax", "tensorflow", "deepspeed", "savedmodel")
 
 
 class _File(NamedTuple):
-    """A file with the number of a save in the path.  key: the path with * for each number."""
+    """A file with the number of a save in the path.  key: the path with * for each number; place:
+    of the save's number among the numbers of the path."""
 
+    name: str
     key: str
+    place: int
     time_ns: int
     size_bytes: int
 
 
 @dataclass(slots=True)
 class _Save:
-    """The keys of the files of a number of a series.  inside: of the checkpoints; near: of no
-    checkpoint of the series, but with the number in the path and near in the tier; outside: those
-    written with the checkpoints."""
+    """The files of a number of a series, counted by key.  inside: in the checkpoints; near: with
+    the number in the path and near in the tier; outside: those written with the checkpoints."""
 
     number: int
     begin_ns: int
     end_ns: int
-    inside: set[str] = field(default_factory=set)
-    near: set[str] = field(default_factory=set)
-    outside: set[str] = field(default_factory=set)
+    inside: Counter[str] = field(default_factory=Counter)
+    near: Counter[str] = field(default_factory=Counter)
+    outside: Counter[str] = field(default_factory=Counter)
 
 
 def without_usual(
@@ -193,7 +197,7 @@ class _Numbered:
     """The saves of the tiers by series and number."""
 
     def __init__(self, checkpoints: Sequence[Checkpoint], rest: Sequence[StoredFile]) -> None:
-        self._inside = dict[int, set[str]]()  # by id of checkpoint
+        self._inside = dict[int, Counter[str]]()  # by id of checkpoint
         self._asked = set[str]()  # keys outside; of a checkpoint only those of two numbers
         counts = counts_of(checkpoints)
         series: defaultdict[str, list[tuple[Count, Checkpoint]]] = defaultdict(list)
@@ -230,29 +234,34 @@ class _Numbered:
         """Add the files outside the checkpoints of each series.  A checkpoint that is not whole is
         no part of a whole save."""
         by_number = defaultdict[int, list[_File]](list)
+        values = defaultdict[tuple[str, int], set[int]](set)  # by key and place in the path
         numbers_of = defaultdict[str, set[int]](set)
         for checkpoint in checkpoints:
             name = _name_of(checkpoint)
             if not _may_be_of_save(name):
                 continue
-            row = _File(_key(name), _times_of(checkpoint)[1], checkpoint.size_bytes)
-            numbers_of[row.key] |= _numbers_in(name)
+            key, ended_ns = _key(name), _times_of(checkpoint)[1]
+            numbers_of[key] |= _numbers_in(name)
             if checkpoint.problem or self._lost_inside(checkpoint):
                 continue
-            for number in _numbers_in(name):
-                by_number[number].append(row)
+            for number, place in _places_in(name):
+                by_number[number].append(_File(name, key, place, ended_ns, checkpoint.size_bytes))
+                values[key, place].add(number)
         self._asked = {key for key, there in numbers_of.items() if len(there) >= LEAST_SAVES}
         for file in filter(lambda file: _may_be_of_save(file.name), rest):
-            row = _File(_key(file.name), file.mtime_ns or 0, file.size_bytes)
-            for number in _numbers_in(file.name):
+            key = _key(file.name)
+            self._asked.add(key)
+            for number, place in _places_in(file.name):
+                row = _File(file.name, key, place, file.mtime_ns or 0, file.size_bytes)
                 by_number[number].append(row)
-                self._asked.add(row.key)
+                values[key, place].add(number)
         n_series = Counter(number for saves in self._saves.values() for _, number in saves)
+        n_values = {pair: len(there & n_series.keys()) for pair, there in values.items()}
         for series, saves in self._saves.items():
             for (_, number), save in saves.items():
                 rows = by_number[number]
                 if len(rows) * n_series[number] <= MOST_PAIRS:
-                    _add_rows(save, series, rows)
+                    _add_rows(save, series, rows, n_values)
 
     def _of(self, checkpoint: Checkpoint) -> tuple[_Save | None, list[_Save], list[_Save]]:
         """Return the save of a checkpoint, the earlier and the later saves, from old to new."""
@@ -270,19 +279,24 @@ class _Numbered:
         save, older, newer = self._of(checkpoint)
         if save is None or not older:
             return ""
-        before, after = [row.outside & self._asked for row in older], [row.near for row in newer]
+        before, after = [row.outside for row in older], [row.near for row in newer]
         digits = _NUMBER.findall(_name_of(checkpoint))  # perhaps filled with zeros
         number = next((text for text in digits if int(text) == save.number), str(save.number))
-        lost = self._lost_inside(checkpoint) + [
-            key.replace("*", number) if key.count("*") == 1 else key
-            for key in _lost(save.near, before, after)
+        lost = self._lost_inside(checkpoint)
+        said = [_key(_name_of(checkpoint)), *(key for key, _, _ in lost)] if lost else []
+        lost += [
+            (key.replace("*", number) if key.count("*") == 1 else key, n_there, n)
+            for key, n_there, n in _lost(save.near, before, after)
+            if key in self._asked and not key.endswith(tuple(said))
         ]
         if not lost:
             return ""
+        name, n_there, n = lost[0]
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return f"no {lost[0]}{more}{_LACKS}{older[-1].number} has"
+        few = f"only {n_there} of the {n} files" if n_there else "no"
+        return f"{few} {name}{more}{_LACKS}{older[-1].number} has"
 
-    def _lost_inside(self, checkpoint: Checkpoint) -> list[str]:
+    def _lost_inside(self, checkpoint: Checkpoint) -> list[tuple[str, int, int]]:
         """Return the files that a checkpoint lacks and the earlier checkpoints of the series
         have."""
         own = self._inside.get(id(checkpoint))
@@ -294,40 +308,73 @@ class _Numbered:
     def outside_of(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys outside that belong to the save of a checkpoint."""
         save, _, _ = self._of(checkpoint)
-        return self._asked & save.outside if save is not None else set()
+        if save is None:
+            return set()
+        return self._asked & save.outside.keys() - {_key(_name_of(checkpoint))}
 
 
-def _add_rows(save: _Save, series: str, rows: Iterable[_File]) -> None:
+def _add_rows(
+    save: _Save, series: str, rows: Iterable[_File], n_values: Mapping[tuple[str, int], int]
+) -> None:
     """Add the files near in the tier to a save.  rows: files with the number of the save, perhaps
-    as the number of a rank."""
+    as the number of a rank.  n_values: of numbers of saves, by key and place in the path."""
+    near, outside = [], []
     for file in rows:
-        if file.key == series or not _is_near(file.key, series):
+        if not _is_near(file.key, series):
             continue
         margin_ns = (FROZEN_S + file.size_bytes / SLOW_BPS) * 1e9
         if not file.time_ns or file.time_ns >= save.begin_ns - margin_ns:
-            save.near.add(file.key)
+            near.append(file)
             if file.time_ns <= save.end_ns + margin_ns:
-                save.outside.add(file.key)
+                outside.append(file)
+    places = {key: _place_of_number(key, series, n_values) for key in {row.key for row in near}}
+    save.near, save.outside = _counted(near, places), _counted(outside, places)
 
 
-def _lost(own: set[str], older: Sequence[set[str]], newer: Sequence[set[str]]) -> list[str]:
-    """Return the keys that the earlier saves have, but for one of four, and all later saves; of
-    descriptions two earlier saves."""
-    return [
-        key for key in sorted({key for row in older for key in row} - own)
-        if sum(key in row for row in older) >= min(len(older), OLDER - 1)
-        and all(key in row for row in newer)
-        and (len(older) > 1 or not _TEXT.search(key))
-    ]  # fmt: skip
+def _counted(files: Iterable[_File], places: Mapping[str, int]) -> Counter[str]:
+    """Return the numbers of files by key.  places: of the save's number in the path; -1: not known,
+    and the files count as one."""
+    names = {(file.key, file.name) for file in files if file.place == places[file.key]}
+    return Counter(key for key, _ in names) | Counter({file.key: 1 for file in files})
 
 
-def _inside_of(checkpoint: Checkpoint) -> set[str]:
-    """Return the keys of the files of a checkpoint, without the chunks of arrays."""
+def _place_of_number(key: str, series: str, n_values: Mapping[tuple[str, int], int]) -> int:
+    """Return the place of the save's number among the numbers of a path: where most numbers of
+    saves stand; of several such places, the one in a folder of the checkpoint too; -1: none."""
+    n_shared = sum(len(_NUMBERS_OF_KEY.findall(folder)) for folder in _shared(key, series))
+    counts = [n_values.get((key, at), 0) for at in range(len(_NUMBERS_OF_KEY.findall(key)))]
+    places = [at for at, n in enumerate(counts) if n == max(counts)]
+    if len(places) > 1:
+        places = [at for at in places if at < n_shared][-1:]
+    return places[0] if places else -1
+
+
+def _lost(
+    own: Counter[str], older: Sequence[Counter[str]], newer: Sequence[Counter[str]]
+) -> list[tuple[str, int, int]]:
+    """Return the keys that the earlier saves have, but for one of four, and all later saves, with
+    the numbers of files in this save and in the earlier; of descriptions two earlier saves."""
+    n_least = min(len(older), OLDER - 1)
+    lost = []
+    for key in sorted({key for row in older for key in row}):
+        n_files = Counter(row[key] for row in older if row[key])
+        if n_files.total() < n_least or (len(older) == 1 and _TEXT.search(key)):
+            continue
+        n, n_times = n_files.most_common(1)[0]
+        n = n if n_times >= n_least else 1  # else the saves differ in the number
+        if own[key] < n and all(row[key] >= n for row in newer):
+            lost.append((key, own[key], n))
+    return lost
+
+
+def _inside_of(checkpoint: Checkpoint) -> Counter[str]:
+    """Return the files of a checkpoint, counted by key, without the chunks of arrays."""
     names = _names_in(checkpoint)
     if checkpoint.kind in _WITH_INDEX:
         names = tuple(name for name in names if "/" not in name)
     chunks = chunks_of_arrays(names)
-    return {_key(name) for name in names if name not in chunks and _may_be_of_save(name)}
+    keys = [_key(name) for name in names if name not in chunks and _may_be_of_save(name)]
+    return Counter(keys) if checkpoint.kind not in _WITH_INDEX else Counter(set(keys))
 
 
 def _names_in(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -357,6 +404,13 @@ def _numbers_in(name: str) -> frozenset[int]:
     return frozenset(int(text) for text in _NUMBER.findall(name) if len(text) <= 18)
 
 
+def _places_in(name: str) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of a path with their places; 0.12 are two numbers at one place."""
+    for place, text in enumerate(_NUMBERS.findall(name)):
+        for number in {int(digits) for digits in text.split(".") if len(digits) <= 18}:
+            yield number, place
+
+
 @lru_cache(1 << 16)
 def _key(name: str) -> str:
     """Return a name with * in the place of each number, but for the numbers of runs."""
@@ -382,12 +436,19 @@ def _may_be_of_save(name: str) -> bool:
 
 def _is_near(key: str, series: str) -> bool:
     """Return True if no folder between two files is of a run, and not many are between."""
-    left, right = key.split("/"), series.split("/")
-    n_common = 0
-    while n_common < min(len(left), len(right)) - 1 and left[n_common] == right[n_common]:
-        n_common += 1
-    left, right = left[n_common:-1], right[n_common:-1]
+    n_common = len(_shared(key, series))
+    left, right = key.split("/")[n_common:-1], series.split("/")[n_common:-1]
     return max(len(left), len(right)) <= DEEPEST and not any(map(_is_run, left + right))
+
+
+def _shared(key: str, series: str) -> list[str]:
+    """Return the folders that two files share."""
+    folders = []
+    for left, right in zip(key.split("/")[:-1], series.split("/")[:-1], strict=False):
+        if left != right:
+            break
+        folders.append(left)
+    return folders
 
 
 def _is_at_once(begin_ns: int, end_ns: int, size_bytes: int, first_ns: int, last_ns: int) -> bool:
