@@ -2,9 +2,10 @@
 tiers of 1 and 10 ms.
 
     python lab/benchmarks/ahead.py            all; SIZE_MB=500 sets the size of the weights
-    python lab/benchmarks/ahead.py latency    one part: disk, latency, small or warm
+    python lab/benchmarks/ahead.py latency    one part: disk, latency, order, small or warm
 
-latency and small mount a FUSE file system (root).  A program measures its own time, from the first
+order needs datasets, and reads at most 100 MB ahead of files that are larger.  latency, order and
+small mount a FUSE file system (root).  A program measures its own time, from the first
 open of the data to the last byte.  Runs with and without --ahead alternate, and each run begins
 cold.  The ceiling is the ceiling of `penstock ceiling`: reads of 1 MiB in order by the best number
 of threads.
@@ -34,6 +35,9 @@ PAIRS = int(os.environ.get("PAIRS", "5"))
 WARM_PAIRS = 4 * PAIRS
 TENSORS = 50
 FILES_SMALL = 2000  # of 100 KB, in ten folders
+BATCHES = 800  # of 12 parts of 1,025 tokens of a file of 4 GB
+ROW_BATCHES = 180  # of 16 rows of 70 KB
+ORDER_LIMIT = "100MB"
 TOKENS = 400  # batches of nanoGPT's block size, at random offsets
 
 # Bars of issue 28.  A tier of 1 ms serves a thread that faults some 150 to 300 MB/s.
@@ -85,6 +89,34 @@ for _ in range({TOKENS}):
         tokens[at : at + 1025].astype(np.int64)
 """,
 }
+# Programs whose loader sends the order of its samples.
+ORDERED = {
+    "parts": f"""
+import numpy as np, torch
+from torch.utils.data import DataLoader, Dataset
+class Tokens(Dataset):
+    def __init__(self):
+        self.tokens = np.memmap(path, dtype=np.uint16, mode="r")
+    def __len__(self):
+        return (len(self.tokens) - 1) // 1024
+    def __getitem__(self, number):
+        return torch.from_numpy(self.tokens[1024 * number :][:1025].astype(np.int64))
+data = Tokens()
+torch.manual_seed(1)
+start = time.perf_counter()
+for n, batch in zip(range({BATCHES}), DataLoader(data, 12, shuffle=True)):
+    batch.sum()
+""",
+    "rows": f"""
+import datasets, torch
+from torch.utils.data import DataLoader
+data = datasets.Dataset.from_file(path)
+torch.manual_seed(1)
+start = time.perf_counter()
+for n, batch in zip(range({ROW_BATCHES}), DataLoader(data, 16, shuffle=True, collate_fn=list)):
+    sum(len(row["image"]) for row in batch)
+""",
+}
 SMALL = """
 import os, torch
 from torch.utils.data import DataLoader, Dataset
@@ -107,6 +139,8 @@ FILES = {
     "torch": "w.pt",
     "lmdb": "train.lmdb",
     "tokens": "tokens.bin",
+    "parts": "parts.bin",
+    "rows": "rows.arrow",
 }
 
 
@@ -144,14 +178,15 @@ def _make(data: Path) -> None:
 def _timed(folder: Path, name: str, path: Path, is_ahead: bool, is_cold: bool) -> float:
     """Run a program; return the seconds measured by the program."""
     program = folder / f"load_{name}.py"
-    program.write_text(BEGIN + PROGRAMS[name] + END)
+    program.write_text(BEGIN + (PROGRAMS | ORDERED)[name] + END)
     if is_cold:
         evict(path)
     command: list[str | Path] = [sys.executable, program, path]
     if is_ahead:
         run = folder / "run"
         shutil.rmtree(run, ignore_errors=True)
-        command = [PENSTOCK, "run", "-q", "--ahead", "-o", run, *command]
+        options = ["--ahead-limit", ORDER_LIMIT] if name in ORDERED else []
+        command = [PENSTOCK, "run", "-q", "--ahead", *options, "-o", run, *command]
     return float(output(command))
 
 
@@ -255,6 +290,37 @@ def latency(folder: Path, data: Path) -> list[Bar]:
     return bars
 
 
+def order(folder: Path, data: Path) -> list[Bar]:
+    """Files larger than the limit: without the order of the loader, nothing could be read."""
+    _make_ordered(data)
+    bars = []
+    with slow_tiers.slow(data, bandwidth=2e9, latency_s=places.LATENCY_S) as tier:
+        for name, words in (
+            ("parts", "memmap tokens, DataLoader, shuffled"),
+            ("rows", "Arrow rows of datasets, DataLoader, shuffled"),
+        ):
+            timed_pairs = _pairs(folder, Path(tier.path), name)
+            what = f"{words}, 1 ms a request, limit {ORDER_LIMIT}"
+            bars.append(_faster(what, timed_pairs, LEAST_TOKENS, "order"))
+    return bars
+
+
+def _make_ordered(data: Path) -> None:
+    from datasets import Features, Value
+    from datasets.arrow_writer import ArrowWriter
+
+    with (data / FILES["parts"]).open("wb") as file:
+        file.truncate(4 << 30)  # a hole: the tier answers as slowly
+    with ArrowWriter(
+        path=str(data / FILES["rows"]),
+        features=Features({"image": Value("binary"), "label": Value("int64")}),
+        writer_batch_size=100,
+    ) as writer:
+        for number in range(20_000):
+            writer.write({"image": os.urandom(70_000), "label": number})
+        writer.finalize()
+
+
 def small(folder: Path, data: Path) -> list[Bar]:
     """Compare with and without --ahead, and with all files read through the mount before."""
     del data
@@ -325,6 +391,7 @@ def warm(folder: Path, data: Path) -> list[Bar]:
 PARTS: dict[str, Callable[[Path, Path], list[Bar]]] = {
     "disk": disk,
     "latency": latency,
+    "order": order,
     "small": small,
     "warm": warm,
 }

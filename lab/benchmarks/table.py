@@ -35,6 +35,7 @@ BENCHMARKS = {
     "faults": "Page faults of mapped files",
     "ahead:disk": "Mapped files read ahead: the disk",
     "ahead:latency": "Mapped files read ahead: storage with 1 ms latency",
+    "ahead:order": "Mapped files read in the order of a loader: storage with 1 ms latency",
     "ahead:small": "Small files read ahead: storage with 1 and 10 ms latency",
     "ahead:warm": "Mapped files read ahead: data in memory",
     "redirect": "Staged files: what an open costs",

@@ -5,7 +5,8 @@
  * watch.c finds the files mapped and the blocks touched by the job.  folder.c finds the folders
  * from which the job opens small files; each file counts as a block of the set.  learn.c decides
  * which blocks to read, reader.c reads the blocks, room.c bounds the memory, main.c runs the loop
- * and reports.  loader.c reads files in the order sent by a data loader of the job. */
+ * and reports.  loader.c reads in the order sent by a data loader of the job: whole files, or the
+ * ranges of ranges.c within mapped files. */
 #ifndef PENSTOCK_AHEAD_H
 #define PENSTOCK_AHEAD_H
 
@@ -98,6 +99,8 @@ struct ahead {
     const char *excluded; /* a folder with Penstock's own files */
     uint64_t limit_bytes, room_bytes;
     bool is_pressed, is_ending, weights_are_wrong, has_lists;
+    bool wants_full; /* a loader has begun: its workers are new processes */
+    int64_t full_ns; /* the last look at all processes */
 };
 
 static inline bool bit_of(const uint64_t *bits, uint32_t n)
@@ -128,9 +131,32 @@ int small_open(const char *path, struct stat *status);
 bool small_is_there(int fd, const struct stat *status);
 bool small_read(int fd, const struct stat *status, char *scratch);
 
+/* ranges.c; range_touch only in the main thread */
+enum range_kind { RANGE_NAME, RANGE_BYTES, RANGE_OFFSETS32, RANGE_OFFSETS64 };
+enum range_use { UNMAPPED, UNTOUCHED, TOUCHED };
+
+struct range {
+    enum range_kind kind;
+    uint32_t width;
+    uint64_t offset, bytes, at;
+};
+
+struct source;
+struct source *source_new(const char *text, size_t length);
+const char *source_path(const struct source *source);
+uint64_t source_bytes(const struct source *source);
+bool source_is(const struct source *source, const struct file *file);
+bool source_open(struct source *source);
+bool range_resolve(const struct source *source, struct range *range);
+bool range_is_there(const struct source *source, const struct range *range);
+bool range_read(const struct source *source, const struct range *range, char *scratch);
+enum range_use range_touch(const struct ahead *ahead, const struct source *source,
+                       const struct range *range);
+
 /* loader.c; lists_outstanding under the lock */
 void lists_take(struct ahead *ahead, int socket_fd);
 bool lists_look(struct ahead *ahead);
+bool lists_read(const struct file *file);
 bool lists_cover(struct ahead *ahead, const char *path);
 void lists_seen_open(struct ahead *ahead, const char *path, bool is_direct);
 uint64_t lists_outstanding(void);
@@ -146,6 +172,7 @@ uint64_t ahead_outstanding(const struct ahead *ahead);
 int reader_start(struct ahead *ahead);
 int reader_start_small(struct ahead *ahead);
 bool is_in_memory(long kind);
+bool file_is_told(int fd, const struct stat *status);
 bool file_make_bits(struct file *file);
 bool file_open(struct file *file, const char *path);
 void file_close(struct file *file);

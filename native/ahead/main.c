@@ -2,9 +2,9 @@
  *
  *     ahead LAUNCHER_PID MOST_BYTES EXCLUDED_FOLDER SOCKET
  *
- * SOCKET receives the order of files from data loaders.  Ends with the end of standard input, when
- * the launcher ends, however the launcher ends.  Then writes to standard output a line for each
- * file with a decision:
+ * SOCKET receives the order of samples from data loaders.  Ends with the end of standard input,
+ * when the launcher ends, however the launcher ends.  Then writes to standard output a line for
+ * each file with a decision:
  *
  *     ORDER  READ_BYTES  HIT_BYTES  TOUCHED_BYTES  SIZE_BYTES  REASON  PATH
  *
@@ -96,7 +96,7 @@ static void report(struct ahead *ahead)
     for (file = ahead->files; file; file = file->next_file) {
         char *at;
 
-        if (!file->path || (!file->read_bytes && file->order != ORDER_OFF))
+        if (!file->path || (!file->read_bytes && (file->order != ORDER_OFF || lists_read(file))))
             continue;
         for (at = file->path; *at; at++)
             if (*at == '\n' || *at == '\t')
@@ -180,13 +180,15 @@ int main(int argc, char **argv)
         sets_find(&ahead); /* with a separate time limit */
         began = now = now_ns();
         pid = last_pid();
-        is_full = pid != newest && now - full_ns > full_every_ns;
+        is_full = ahead.wants_full || (pid != newest && now - full_ns > full_every_ns);
+        ahead.wants_full = false;
         if (is_full) {
             newest = pid;
             full_ns = now;
         }
         watch_processes(&ahead, is_full);
         if (is_full) {
+            ahead.full_ns = now;
             full_every_ns = FULL_TIMES * (now_ns() - now);
             if (full_every_ns < FULL_NS)
                 full_every_ns = FULL_NS;

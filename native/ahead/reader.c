@@ -45,7 +45,7 @@ uint64_t file_bytes(const struct file *file, uint32_t block, uint32_t end)
  * ----------------------------------------------------------------------------------------- */
 
 /* mincore() reports every page as resident to a user who may not write the file. */
-static bool is_told(int fd, const struct stat *status)
+bool file_is_told(int fd, const struct stat *status)
 {
     char path[64];
 
@@ -89,7 +89,7 @@ bool file_open(struct file *file, const char *path)
     if (file->size / BLOCK_BYTES >= UINT32_MAX || !file_make_bits(file))
         goto not_data;
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM); /* the kernel reads only the requested pages */
-    if (is_told(fd, &status)) {
+    if (file_is_told(fd, &status)) {
         file->view = mmap(NULL, file->size, PROT_READ, MAP_SHARED, fd, 0);
         if (file->view == MAP_FAILED)
             file->view = NULL;

@@ -1,10 +1,10 @@
-"""Send the order of a PyTorch loader's coming files to the reader of `penstock run --ahead`.
+"""Send the order of a PyTorch loader's coming samples to the reader of `penstock run --ahead`.
 
 The reader runs beside the job.  The loader, its data set and the state of every random number
 generator stay as they are: the order is computed from copies of samplers, and only of samplers
-whose class is known here.  Of other samplers the files of a batch are sent when the batch is handed
-to a worker.  A wrong guess costs time, never data; a guess that differs from the sampler's own
-numbers is dropped.
+whose class is known here.  Of other samplers the samples of a batch are sent when the batch is
+handed to a worker.  A sample is sent as paths of files, or as ranges of mapped files.  A wrong
+guess costs time, never data; a guess that differs from the sampler's own numbers is dropped.
 """
 
 from __future__ import annotations
@@ -20,20 +20,25 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from penstock.adapters.marks import quietly
+from penstock.adapters.torch_ranges import NAME, Mapped, Range, arrow_rows, records
 
 __all__ = ["wrap_next_index"]
 
 MAGIC = 0x31414850  # keep in step with native/ahead/loader.c
 HEAD = struct.Struct("<IIIIQQQ")  # magic, list, flags, entries; samples done, dispatched, in all
 ENTRY = struct.Struct("<QI")  # position in the pass, bytes of the path, which follows
+# position, file, kind, bytes of the text that follows, then the numbers of a Range
+RANGE = struct.Struct("<QIBHIQQQ")
+ROOT = 0xFFFFFFFF  # the number of a file that stands for all files
 ANSWER = struct.Struct("<II")  # list, what to send of it: all, one sample of FEW, nothing
 SEND_FEW, SEND_NOTHING = 1, 2
 FEW = 16
-NEW_PASS, ONLY_DISPATCHED = 1, 2
+NEW_PASS, ONLY_DISPATCHED, RANGES, GUESS = 1, 2, 4, 8
 MESSAGE_BYTES = 32 << 10  # the reader takes at most 64 KiB
 # 1,024 files of 100 KB are 100 MB, and a second of a reader with 16 threads on storage with 10 ms.
 AHEAD_SAMPLES = 1024
@@ -42,55 +47,78 @@ MOST_SAMPLES = 20_000_000
 MOST_DEPTH = 4  # of data sets within data sets
 ITERABLE = 1  # torch's _DatasetKind.Iterable
 
-Files = Callable[[int], Sequence[str]]
+Place = str | Range
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """The places, by its number, that a sample is read from: paths of files, or ranges.
+
+    is_guess: ranges that the reader must not read before the program was seen there.
+    """
+
+    places: Callable[[int], Sequence[Place]]
+    is_ranges: bool = False
+    is_guess: bool = False
 
 
 # The files of a sample
 
 
-def _files_of(dataset: Any, depth: int = 0) -> Files | None:
-    """Return the paths that a sample is probably read from, by its number; None: not known."""
+def _samples_of(dataset: Any, depth: int = 0) -> _Samples | None:
+    """Return where samples are probably read from; None: not known."""
     if depth == MOST_DEPTH:
         return None
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and indices is not None:  # torch's Subset
-        return _files_of_subset(_files_of(inner, depth + 1), indices)
+        return _samples_of_subset(_samples_of(inner, depth + 1), indices)
     parts, ends = getattr(dataset, "datasets", None), getattr(dataset, "cumulative_sizes", None)
     if isinstance(parts, list) and isinstance(ends, list):  # ConcatDataset
-        return _files_of_parts([_files_of(part, depth + 1) for part in parts], ends)
+        return _samples_of_parts([_samples_of(part, depth + 1) for part in parts], ends)
     columns = _columns(dataset)
     if columns:
-        return functools.partial(_row, columns)
+        return _Samples(functools.partial(_row, columns))
+    mapped = Mapped()
+    if (rows := arrow_rows(dataset, mapped)) is not None:
+        return _Samples(rows, is_ranges=True)
     for value in _attributes(dataset):  # a wrapper that changes samples
         if (
             hasattr(value, "__getitem__")
             and hasattr(value, "__dict__")
             and _is_as_long(value, dataset)
         ):
-            files = _files_of(value, depth + 1)
-            if files is not None:
-                return files
+            samples = _samples_of(value, depth + 1)
+            if samples is not None:
+                return replace(samples, is_guess=samples.is_ranges)
+    if (rows := records(dataset, mapped)) is not None:
+        return _Samples(rows, is_ranges=True, is_guess=True)
     return None
 
 
-def _files_of_subset(files: Files | None, indices: Any) -> Files | None:
-    if files is None:
+def _samples_of_subset(samples: _Samples | None, indices: Any) -> _Samples | None:
+    if samples is None:
         return None
-    of_inner = files
-    return lambda number: of_inner(int(indices[number]))
+    of_inner = samples.places
+    return replace(samples, places=lambda number: of_inner(int(indices[number])))
 
 
-def _files_of_parts(parts: Sequence[Files | None], ends: Sequence[int]) -> Files | None:
-    if not any(parts):
+def _samples_of_parts(parts: Sequence[_Samples | None], ends: Sequence[int]) -> _Samples | None:
+    """Return the samples of several data sets; those of another kind than the first have none."""
+    first = next((part for part in parts if part is not None), None)
+    if first is None:
         return None
     from bisect import bisect_right
 
-    def files(number: int) -> Sequence[str]:
-        part = bisect_right(ends, number)
-        of_part = parts[part]
-        return of_part(number - (ends[part - 1] if part else 0)) if of_part is not None else ()
+    alike = [part if part and part.is_ranges == first.is_ranges else None for part in parts]
 
-    return files
+    def places(number: int) -> Sequence[Place]:
+        part = bisect_right(ends, number)
+        of_part = alike[part]
+        if of_part is None:
+            return ()
+        return of_part.places(number - (ends[part - 1] if part else 0))
+
+    return replace(first, places=places, is_guess=any(part.is_guess for part in alike if part))
 
 
 def _row(columns: Sequence[Callable[[int], str]], number: int) -> Sequence[str]:
@@ -265,17 +293,21 @@ class _Reader:
 class _Pass:
     """A pass over a loader: which samples were handed out, and which come next."""
 
-    def __init__(self, reader: _Reader, number: int, files: Files, size: int, iterator: Any):
+    def __init__(self, reader: _Reader, number: int, samples: _Samples, size: int, iterator: Any):
         self._reader = reader
         self._list = number
-        self._files = files
+        self._samples = samples
+        self._places = samples.places
         self._size = size
         self._sizes: deque[int] = deque()  # of batches handed out, not yet done
         self._n_batches_done = self._n_done = self._n_dispatched = 0
         self._expected: deque[int] = deque()  # numbers sent, not yet handed out
         self._unsent: deque[bytes] = deque()
+        self._numbers_of: dict[str, int] = {}  # of the files of ranges
+        self._named: set[str] = set()  # files whose names were sent
         self._folder = Path.cwd()
         self._flags = NEW_PASS
+        self._kind = (RANGES if samples.is_ranges else 0) | (GUESS if samples.is_guess else 0)
         coming = _coming(iterator._index_sampler)
         self._coming: Iterator[int] | None = None
         if coming is not None:
@@ -296,7 +328,7 @@ class _Pass:
         if self._coming is not None and not self._is_expected(numbers):
             self._coming = None
             self._expected.clear()
-            self._unsent.clear()
+            self._forget()
             self._flags = NEW_PASS
         first = self._n_dispatched
         self._n_dispatched += len(numbers)
@@ -304,7 +336,8 @@ class _Pass:
             self._add(first, numbers)
         else:
             self._look_ahead()
-        self._send()
+        if self._unsent or self._flags or self._reader.wishes.get(self._list) != SEND_FEW:
+            self._send()
 
     def _is_expected(self, numbers: Sequence[int]) -> bool:
         expected = self._expected
@@ -323,13 +356,29 @@ class _Pass:
         self._expected.extend(more)
 
     def _add(self, first: int, numbers: Sequence[int]) -> None:
-        pack, wish = ENTRY.pack, self._reader.wishes.get(self._list)
+        wish = self._reader.wishes.get(self._list)
         for position, number in enumerate(numbers, first):
             if wish == SEND_FEW and position % FEW:
                 continue
-            for path in self._files(number):
-                encoded = os.fsencode(path if path[:1] == "/" else f"{self._folder}/{path}")
-                self._unsent.append(pack(position, len(encoded)) + encoded)
+            for place in self._places(number):
+                if isinstance(place, str):
+                    path = place if place[:1] == "/" else f"{self._folder}/{place}"
+                    encoded = os.fsencode(path)
+                    self._unsent.append(ENTRY.pack(position, len(encoded)) + encoded)
+                else:
+                    self._add_range(position, place)
+
+    def _add_range(self, position: int, place: Range) -> None:
+        path, kind, *numbers = place
+        number = self._numbers_of.setdefault(path, len(self._numbers_of))
+        if path not in self._named:
+            self._named.add(path)
+            self._unsent.append(_named(number, path))
+        self._unsent.append(RANGE.pack(position, number, kind, 0, *numbers))
+
+    def _forget(self) -> None:
+        self._unsent.clear()
+        self._named.clear()
 
     def _send(self) -> None:
         unsent = self._unsent
@@ -337,15 +386,14 @@ class _Pass:
             entries: list[bytes] = []
             n_bytes = 0
             if self._flags & NEW_PASS:
-                root = os.fsencode(self._root())
-                entries.append(ENTRY.pack(0, len(root)) + root)
+                entries.append(self._root())
             n_root = len(entries)
             for entry in unsent:
                 n_bytes += len(entry)
                 if n_bytes > MESSAGE_BYTES:
                     break
                 entries.append(entry)
-            flags = self._flags | (ONLY_DISPATCHED if self._coming is None else 0)
+            flags = self._flags | self._kind | (ONLY_DISPATCHED if self._coming is None else 0)
             head = HEAD.pack(
                 *(MAGIC, self._list, flags, len(entries)),
                 *(self._n_done, self._n_dispatched, self._size),
@@ -360,14 +408,31 @@ class _Pass:
                 return
 
     def _bound(self) -> None:
-        """Forget old files if the reader does not take them."""
+        """Forget old places if the reader does not take them."""
+        if self._samples.is_ranges:  # of several columns
+            if len(self._unsent) > 16 * AHEAD_SAMPLES:
+                self._forget()  # with the names of files
+            return
         while len(self._unsent) > 4 * AHEAD_SAMPLES:
             self._unsent.popleft()
 
-    def _root(self) -> str:
-        """Return the folder of some of the files."""
-        paths = [os.fsdecode(entry[ENTRY.size :]) for entry in itertools.islice(self._unsent, 256)]
-        return os.path.commonpath([path.rpartition("/")[0] for path in paths]) if paths else ""
+    def _root(self) -> bytes:
+        """Return the entry with what the report shows: the folder of some of the files."""
+        if self._samples.is_ranges:
+            paths = list(self._named)
+            return _named(ROOT, paths[0] if len(paths) == 1 else f"{_folder_of(paths)}/")
+        entries = itertools.islice(self._unsent, 256)
+        root = os.fsencode(_folder_of([os.fsdecode(entry[ENTRY.size :]) for entry in entries]))
+        return ENTRY.pack(0, len(root)) + root
+
+
+def _named(number: int, path: str) -> bytes:
+    text = os.fsencode(path)
+    return RANGE.pack(0, number, NAME, len(text), 0, 0, 0, 0) + text
+
+
+def _folder_of(paths: Sequence[str]) -> str:
+    return os.path.commonpath([path.rpartition("/")[0] for path in paths]) if paths else ""
 
 
 class _Passes:
@@ -375,7 +440,7 @@ class _Passes:
 
     def __init__(self, address: str) -> None:
         self._reader = _Reader(address)
-        self._known: weakref.WeakKeyDictionary[Any, tuple[int, Files | None]] = (
+        self._known: weakref.WeakKeyDictionary[Any, tuple[int, _Samples | None]] = (
             weakref.WeakKeyDictionary()
         )
         self._n_lists = 0
@@ -387,15 +452,15 @@ class _Passes:
             return None
         lists = self._known.get(dataset)
         if lists is None:
-            files = None
+            samples = None
             with contextlib.suppress(Exception):  # of a data set with attributes of any kind
-                files = _files_of(dataset)
+                samples = _samples_of(dataset)
             self._n_lists += 1
-            lists = self._known[dataset] = (self._n_lists, files)
-        number, files = lists
-        if files is None or self._reader.wishes.get(number) == SEND_NOTHING:
+            lists = self._known[dataset] = (self._n_lists, samples)
+        number, samples = lists
+        if samples is None or self._reader.wishes.get(number) == SEND_NOTHING:
             return None
-        return _Pass(self._reader, number, files, len(dataset), iterator)
+        return _Pass(self._reader, number, samples, len(dataset), iterator)
 
 
 def wrap_next_index(address: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
