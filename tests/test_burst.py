@@ -2614,6 +2614,36 @@ def test_a_folder_that_goes_as_the_drain_begins_to_copy_does_not_come_back(
     assert not to or (work / "d/a.pt").read_bytes() == b"a"
 
 
+@pytest.mark.parametrize("when", ["before the copy", "after the copy"])
+@pytest.mark.parametrize("n_files", [1, 12])
+def test_a_folder_that_is_renamed_while_a_file_is_copied_that_the_program_then_removes_is_clean(
+    fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch, when: str, n_files: int
+) -> None:
+    """The draft of the copy is then in the renamed folder; no link leads there."""
+    (work / "c").mkdir()
+    data = [_made(fast, work / f"c/{number}.pt", b"a") for number in range(n_files)]
+    real, is_done = os.open, []
+
+    def late(path: Any, *words: Any, **named: Any) -> int:
+        is_draft = os.fsdecode(path).endswith((".penstock-new", ".penstock-part"))
+        if when == "after the copy" or not is_draft or is_done:
+            descriptor = real(path, *words, **named)
+        if is_draft and not is_done and (work / "c").exists():
+            is_done.append(True)
+            (work / "c").rename(work / "d")
+            for file in data:
+                for place in (work / "d" / file.name[25:], file, fast / "burst/home" / file.name):
+                    place.unlink()
+            if when == "before the copy":
+                descriptor = real(path, *words, **named)
+        return descriptor
+
+    monkeypatch.setattr(os, "open", late)
+    assert drained(fast) == []
+    assert is_done
+    assert names(work / "d") == []
+
+
 def test_a_file_that_is_renamed_while_it_is_copied_and_its_name_written_anew_is_not_lost(
     fast: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

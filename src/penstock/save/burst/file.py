@@ -9,7 +9,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +59,7 @@ __all__ = [
     "rename_home",
     "sweep_drafts",
     "sweep_noted",
+    "swept_if_renamed",
     "take",
     "torn_of",
     "unmark",
@@ -78,6 +79,7 @@ ID_LETTERS = 25  # before the program's name
 _NAME = r"(?P<name>[0-9a-f]{24}-[^/]+)"
 ON_A_TIER = re.compile(rf"(?P<tier>/.*)/{FOLDER}/data/{_NAME}")
 MANY_IN_FOLDER = 32
+MOST_WATCHED = 256  # folders: each takes a descriptor; a process usually has 1,024
 MOST_PLAIN_LETTERS = 200  # of a name on the tier: a longer name is shortened beside the path
 LEFT_BY_DRAIN = re.compile(rf"\.\.?{_NAME}\.penstock-(?:link|new(?:\.penstock-part)?)")
 OWNER = slice(16, 22)  # of the ID letters: the run
@@ -465,10 +467,35 @@ def was_replaced(file: BurstFile) -> bool:
 
 def _sweep(new: Path) -> None:
     """Remove the leftovers of a killed drain from a program's folder.  new: the draft's path."""
-    link = new.with_name(f"{new.name.removesuffix(NEW)}{LINK}")
-    for leftover in (new, link, draft_of(new)):
+    for leftover in _leftovers(new):
         with suppress(NotADirectoryError):  # a file has the folder's name now
             leftover.unlink(missing_ok=True)
+
+
+@contextmanager
+def swept_if_renamed(files: Sequence[BurstFile]) -> Iterator[None]:
+    """Sweep the drafts of files, after the block, in each folder that the program has renamed
+    meanwhile: no path leads to these drafts if the program has then removed a file."""
+    with ExitStack() as stack:
+        folders = dict[str, int]()
+        for folder in list(dict.fromkeys(file.folder_at for file in files))[:MOST_WATCHED]:
+            with suppress(OSError):
+                folders[folder] = descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, descriptor)
+        try:
+            yield
+        finally:
+            for folder, descriptor in folders.items():
+                if not is_that(folder, os.fstat(descriptor)):
+                    drafts = [file.beside(NEW) for file in files if file.folder_at == folder]
+                    for leftover in (path for new in drafts for path in _leftovers(new)):
+                        with suppress(OSError):
+                            os.unlink(leftover.name, dir_fd=descriptor)
+
+
+def _leftovers(new: Path) -> tuple[Path, ...]:
+    """Return the paths beside a program's file that a drain uses.  new: the draft's path."""
+    return new, new.with_name(f"{new.name.removesuffix(NEW)}{LINK}"), draft_of(new)
 
 
 def sweep_noted(note: Path, swept: str = "") -> None:

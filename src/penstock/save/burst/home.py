@@ -57,6 +57,7 @@ from penstock.save.burst.file import (
     put_opened,
     sweep_drafts,
     sweep_noted,
+    swept_if_renamed,
     take,
     torn_of,
     unmark,
@@ -509,7 +510,7 @@ class Burst(Working):
             return
         name, total_bytes = file.home.name, before.st_size
         self._say(state="draining", current=name, done_bytes=0, total_bytes=total_bytes)
-        with recorder.span("drain", self.status.drained):
+        with recorder.span("drain", self.status.drained), swept_if_renamed([file]):
             try:
                 new = self._copy(file, before)
             except (TierError, OSError):

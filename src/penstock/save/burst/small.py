@@ -33,6 +33,7 @@ from penstock.save.burst.file import (
     mark_home,
     may_be_torn,
     sweep_noted,
+    swept_if_renamed,
 )
 from penstock.save.burst.links import folder_at
 from penstock.save.burst.relinked import Refinding
@@ -145,7 +146,8 @@ class SmallFiles:
         self, plain: Sequence[Copy], ones: Mapping[str, BurstFile], failed: dict[str, str]
     ) -> None:
         """Copy the files of a batch that need only a copy."""
-        notes = self._note_drafts([ones[copy.name] for copy in plain])
+        files = [ones[copy.name] for copy in plain]
+        notes = self._note_drafts(files)
         self._refinding.copied = {copy.name for copy in plain}
 
         def place(copy: Copy, descriptor: int) -> os.stat_result | None:
@@ -153,7 +155,7 @@ class SmallFiles:
             return self._drain.placed(ones[copy.name], copy.new, copy.status, descriptor)
 
         try:
-            with recorder.span("drain", self._drain.n_drained()):
+            with recorder.span("drain", self._drain.n_drained()), swept_if_renamed(files):
                 copy_together(plain, self._before_copies, place, self._syncs)
         finally:  # also after a stop of the drain: the placed files have arrived
             self._refinding.copied = set()
