@@ -5,8 +5,8 @@
 
 latency mounts a FUSE file system with 1 ms a request (root).  A program measures its own time, from
 the first open of the file until every page of every tensor was read.  The programs run in turn, and
-each begins cold.  Checkpointer.restore compares each byte with the checksums of the save; the others
-check nothing.  Peers: pip install fastsafetensors runai-model-streamer.
+each begins cold.  Checkpointer.restore compares each byte with the checksums of the save; the other
+programs check nothing.  Peers: pip install fastsafetensors runai-model-streamer.
 """
 
 import os
