@@ -154,6 +154,38 @@ def test_of_all_threads_one_that_got_an_answer_meanwhile_waited_for_the_network(
     assert sum(measures.wait_parts.values()) == pytest.approx(measures.training.data_wait_s)
 
 
+@pytest.mark.parametrize(
+    ("peers", "is_loopback", "share"),
+    [
+        ((2,), True, 0),
+        ((2, None), True, 0),  # the other process was killed, and its row is missing
+        ((None,), True, 64 / 70),  # a server on this host that is no process of the job
+        ((2, None), False, 64 / 70),  # several hosts behind an address: not known who answered
+    ],
+)
+def test_a_thread_that_waits_for_a_process_of_the_job_does_not_wait_for_the_network(
+    peers: tuple[int | None, ...], is_loopback: bool, share: float
+) -> None:
+    """The batches come from a pool of processes that call each other by TCP, as in Ray."""
+    run = job()
+    run.process(2, end=40 * STEP, parent=1, command="worker")
+    for peer in peers:
+        run.connected(
+            "192.0.2.2:5000", received_bytes=640_000, peer_process=peer, is_loopback=is_loopback
+        )
+    for number in range(40):
+        start = number * STEP + 2 * MS
+        run.blocked(
+            "receive",
+            start,
+            start + 64 * MS,
+            thread=READER,
+            descriptor="socket:192.0.2.2:5000",
+            received=16_000,
+        )
+    assert measured(run).wait_share("network") == pytest.approx(share, abs=0.03)
+
+
 def test_a_wait_for_a_socket_of_this_host_s_processes_is_none_on_the_network() -> None:
     measures = measured(job("receive", descriptor="socket:unix"))
     assert measures.training.data_wait_s == pytest.approx(40 * 0.07, rel=0.03)

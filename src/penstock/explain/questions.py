@@ -94,6 +94,7 @@ PREPARED = (
     "stretch_stands",
     "pool_members",
     "pool_bystanders",
+    "own_endpoints",
     "pool_stands",
     "pool_makers",
     "pool_calls",

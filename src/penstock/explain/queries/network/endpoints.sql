@@ -59,9 +59,9 @@ SELECT
     CAST(coalesce(max(m.most_at_once), 0) AS BIGINT) AS most_at_once,
     (max(c.counted_ns) - min(c.opened_ns)) / 1e9 AS open_s,
     bool_and(c.is_accepted) AS is_accepted,
-    -- A connection without a byte does not show who answered: see network_parts.
-    coalesce(bool_and(c.peer_process IS NOT NULL) FILTER (WHERE c.received_bytes + c.sent_bytes > 0), false) AS is_own
+    bool_or(n.endpoint IS NOT NULL) AS is_own
 FROM connections AS c
+LEFT JOIN own_endpoints AS n ON n.endpoint = c.endpoint
 LEFT JOIN closings AS k ON k.process = c.process AND k.endpoint = c.endpoint
 LEFT JOIN most AS m ON m.endpoint = c.endpoint
 WHERE c.endpoint IS NOT NULL

@@ -5,16 +5,8 @@
 --   phase      connect (including the name look-up), send, first byte, transfer, back-off; NULL: not known
 --   is_remote  true: as far as known, a process outside this job answered at the endpoint
 --   longest_s  upper bound of the longest wait for one first byte, as far as one data wait contains it
-WITH own AS (
-    -- A connection without a byte, such as a refused connect after a server's end, does not show who answered.
-    SELECT endpoint
-    FROM connections
-    WHERE received_bytes + sent_bytes > 0
-    GROUP BY endpoint
-    HAVING bool_and(peer_process IS NOT NULL)
-),
 -- Joined in each branch: Spark cannot plan a join of the union.
-stood AS (
+WITH stood AS (
     SELECT s.wait_id, t.phase, t.endpoint, t.ns
     FROM stretch_stands AS t
     JOIN stretches AS s ON s.stretch_id = t.stretch_id
@@ -49,7 +41,7 @@ FROM wait_parts AS p
 JOIN waits AS w ON w.wait_id = p.wait_id
 JOIN whole AS a ON a.wait_id = p.wait_id
 JOIN shares_of AS t ON t.wait_id = p.wait_id
-LEFT JOIN own AS o ON o.endpoint = t.endpoint
+LEFT JOIN own_endpoints AS o ON o.endpoint = t.endpoint
 LEFT JOIN late AS l ON l.endpoint = t.endpoint
 LEFT JOIN shares AS h ON h.wait_id = p.wait_id
 WHERE (w.in_wall OR NOT w.is_start) AND p.part = 'network' AND a.ns > 0

@@ -1,6 +1,7 @@
 -- pool_stands: of pooled waits without a known ending thread, the time in which a thread of the pool waited for
 -- a network answer, if the answer came before the end of the pooled wait.  Excluded are the waiting thread
--- and makers of other batches (pool_bystanders).
+-- and makers of other batches (pool_bystanders).  A wait for a recorded process of the job (own_endpoints) is no cause:
+-- the other process's work is, and in a pool of processes the other process may make batches too (Ray).
 -- By phase and endpoint: an instant counts for the answer with the earliest begin of waiting.
 -- Threads that wait for the network at all times (of a server, of a monitor) get no answer in most pooled waits.
 WITH pools AS (
@@ -10,7 +11,8 @@ answers AS (
     SELECT m.main, s.process, s.thread, s.phase, s.endpoint, s.start_ns, s.end_ns
     FROM standstills AS s
     JOIN pool_members AS m ON m.process = s.process
-    WHERE s.what = 'network' AND s.is_answered
+    LEFT JOIN own_endpoints AS o ON o.endpoint = s.endpoint
+    WHERE s.what = 'network' AND s.is_answered AND o.endpoint IS NULL
 ),
 met AS (
     SELECT p.stretch_id, a.phase, a.endpoint, greatest(a.start_ns, p.from_ns) AS from_ns, a.end_ns AS to_ns
