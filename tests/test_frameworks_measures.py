@@ -302,3 +302,61 @@ def test_a_report_says_which_numbers_rest_on_threads_that_do_not_tell() -> None:
     known.call("read", 200 * MS, 250 * MS, moved=1)
     parts = {part.key: part for part in report_of(measure(known), "run").wait}
     assert (parts["read"].state, parts["read"].why) == ("measured", "")
+
+
+def processes_that_decode(
+    stands: tuple[int, int] | None = None,
+    *,
+    moved: int = 100_000,
+    first: str = "/data/x",
+    at_ms: int = 200,
+) -> Synthetic:
+    """A wait from 200 to 300 ms.  A worker process reads for 20 ms, then computes, or stands still
+    for a part, until it hands over the batch at 290 ms; a second worker makes another batch."""
+    run = pooled(200, 300, cpu=5)
+    run.file("pipe:", path_class="system", kind="pipe")
+    for process in (2, 3):
+        run.worker(process, start=0, end=1900 * MS, number=process - 2)
+        run.call("read", 150 * MS, 151 * MS, path=first, process=process, moved=1)
+    run.call("read", at_ms * MS, (at_ms + 20) * MS, process=2, moved=moved)
+    if stands:
+        run.blocked("sem_wait", stands[0] * MS, stands[1] * MS, process=2)
+    run.call("write", 290 * MS, 291 * MS, path="pipe:", process=2, moved=50_000)
+    run.call("read", 291 * MS, 292 * MS, path="pipe:", moved=50_000)
+    run.blocked("sem_wait", 291 * MS, 1500 * MS, process=2)
+    run.blocked("sem_wait", 1000 * MS, 1500 * MS, process=3)
+    return run
+
+
+def test_a_worker_process_that_reads_and_computes_decodes() -> None:
+    found = parts(processes_that_decode())
+    assert found["read"] == pytest.approx(21, abs=1.1)
+    assert found["cpu"] == pytest.approx(75, abs=6)
+    assert found.get("not observed", 0) < 10
+
+
+@pytest.mark.parametrize(
+    ("run", "cpu_ms"),
+    [
+        (processes_that_decode(stands=(221, 289)), 5),  # waits for something: no computation
+        (processes_that_decode(moved=100), 5),  # reads no data: a monitor of the job
+        (processes_that_decode(first="pipe:", at_ms=260), 5),  # no data before: it may import
+    ],
+    ids=["stands", "reads nothing", "starts"],
+)
+def test_a_worker_process_that_stands_starts_or_reads_no_data_decodes_nothing(
+    run: Synthetic, cpu_ms: int
+) -> None:
+    found = parts(run)
+    assert found["cpu"] == pytest.approx(cpu_ms, abs=4)
+    assert found["not observed"] > 60
+
+
+def test_a_worker_process_that_makes_another_batch_does_not_decode_this_batch() -> None:
+    run = processes_that_decode(stands=(221, 289))
+    run.call("read", 152 * MS, 153 * MS, process=3, moved=100_000)  # and computes ever since
+    run.wait(400 * MS, 450 * MS, 2)  # for the batch of that process
+    run.span("wait cpu", 450 * MS + 1, 450 * MS + 2, index=2, a=1, b=0)
+    run.call("write", 440 * MS, 441 * MS, path="pipe:", process=3, moved=50_000)
+    run.call("read", 441 * MS, 442 * MS, path="pipe:", moved=50_000)
+    assert parts(run)["cpu"] == pytest.approx(5 + 50, abs=5)

@@ -1,19 +1,29 @@
--- pool_makers: for each inferred wait without a known ending thread, the longest compute time of a thread that delivers
--- data (see taken_in).  Compute time is the time in which the thread was in no blocking call, or waited only for the
--- interpreter lock.  Processes that made other batches (pool_bystanders) are excluded.  A thread counts from the
--- thread's first call or standstill to the last.
+-- pool_makers: for each pooled wait, the longest compute time of a thread that delivers data (see taken_in).  Of a wait
+-- reported by a loader only threads of other processes count (the CPU time of the main process is measured), and only
+-- after the thread's first data from a file or the network: before, a worker that starts imports modules.
+-- Compute time is the time in which the thread was in no blocking call, or waited only for the interpreter lock.
+-- Processes that made other batches (pool_bystanders) are excluded.  A thread counts from the thread's first call or
+-- standstill to the last.
 WITH pools AS (
-    SELECT s.stretch_id, s.main, s.from_ns, s.to_ns
+    SELECT s.stretch_id, s.main, s.from_ns, s.to_ns, w.is_inferred
     FROM stretches AS s
     JOIN waits AS w ON w.wait_id = s.wait_id
-    WHERE s.kind = 'pool' AND w.is_inferred
+    WHERE s.kind = 'pool'
 ),
 makers AS (
     SELECT t.main, t.process, t.thread
     FROM taken_in AS t
     JOIN mains AS m ON m.process = t.main
+    JOIN pool_members AS b ON b.main = t.main AND b.process = t.process
     WHERE t.bytes >= 1024 AND (t.process <> m.process OR t.thread <> m.thread)
         AND t.main IN (SELECT main FROM pools)
+),
+-- Pipes are excluded: a spawned worker reads its own program from a pipe.
+begun AS (
+    SELECT process, thread, min(start_ns) AS first_ns
+    FROM gains
+    WHERE stream_bytes = 0 OR is_received
+    GROUP BY process, thread
 ),
 held AS (
     SELECT s.process, s.thread, s.start_ns, s.end_ns
@@ -41,8 +51,10 @@ tried AS (
     FROM pools AS p
     JOIN makers AS m ON m.main = p.main
     JOIN lasting AS l ON l.process = m.process AND l.thread = m.thread
+    LEFT JOIN begun AS g ON g.process = m.process AND g.thread = m.thread
     LEFT JOIN pool_bystanders AS b ON b.stretch_id = p.stretch_id AND b.process = m.process
     WHERE l.first_ns <= p.from_ns AND l.last_ns >= p.to_ns AND b.process IS NULL
+        AND (p.is_inferred OR (m.process <> p.main AND g.first_ns <= p.from_ns))
 ),
 busy AS (
     SELECT

@@ -21,8 +21,8 @@
 -- In a pooled wait the loader does not report the maker of a batch.  Read and metadata are then the time with any
 -- thread of the pool in a read or metadata call (pool_calls), cpu is the whole process's CPU time outside these calls,
 -- and blocked is the rest.  The rest is not observed if the CPU time is not known, for all processes or for the
--- workers only.  In an inferred pooled wait, cpu is the time in which a thread that delivers data computed: see
--- pool_makers.
+-- workers only.  Cpu is also the time in which a thread that delivers data computed, in an inferred pooled wait of any
+-- process, in others of a worker: see pool_makers.
 WITH stands AS (
     SELECT
         t.stretch_id,
@@ -47,8 +47,8 @@ asleep AS (
     FROM (SELECT stretch_id, sum(network_ns) AS network_ns FROM pool_stands GROUP BY stretch_id) AS p
     JOIN fits AS f ON f.stretch_id = p.stretch_id
 ),
--- In an inferred pooled wait, cpu is the time in which a thread that delivers data computed, at most the time left
--- by file calls and the network.
+-- In a pooled wait, cpu is also the time in which a thread that delivers data computed, at most the time left by file
+-- calls, the network and the CPU time of the main process.
 made AS (
     SELECT p.stretch_id, least(p.cpu_ns, f.blocked_ns - coalesce(a.network_ns, 0)) AS cpu_ns
     FROM pool_makers AS p
