@@ -1,5 +1,6 @@
 """What is installed is what was meant: one wheel for every Python, and no need but libc."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -98,6 +99,30 @@ def test_tensorboard_is_told_of_the_tab() -> None:
     assert entry.value == "penstock.interop.tensorboard:Plugin"
     pytest.importorskip("tensorboard")
     assert entry.load().plugin_name == "penstock"
+
+
+@pytest.mark.parametrize(
+    "line", ["from penstock.errors import GoneError", "import no_such_library"]
+)
+def test_a_laboratory_that_cannot_be_imported_breaks_its_own_command_alone(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "penstock_lab").mkdir()
+    (tmp_path / "penstock_lab/__init__.py").touch()
+    (tmp_path / "penstock_lab/cli.py").write_text(line)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    def said(word: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "penstock", word]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        return done.returncode, done.stdout + done.stderr
+
+    assert said("--help")[0] == 0
+    assert said("nonsense")[0] == 2
+    status, text = said("bench")
+    assert status == 2
+    assert line.rpartition(" ")[2] in text
+    assert "pip install penstock-lab==" in text
 
 
 def test_without_the_laboratory_its_command_says_how_to_install_it() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import MutableMapping
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any, NoReturn, TextIO, cast
 
 import click
@@ -160,15 +160,19 @@ def _imported(name: str) -> click.Command:
     module, variable = COMMANDS[name]
     try:
         command: click.Command = getattr(import_module(module), variable)
-    except ModuleNotFoundError as error:
-        if module.partition(".")[0] != LABORATORY or error.name not in (LABORATORY, module):
+    except Exception as error:
+        if module.partition(".")[0] != LABORATORY:
             raise
-        return _laboratory_command(name)
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name in (LABORATORY, module)
+        return _laboratory_command(name, "" if is_absent else f"{type(error).__name__}: {error}")
     return command
 
 
-def _laboratory_command(name: str) -> click.Command:
-    """Return a command with advice for installing the laboratory."""
+def _laboratory_command(name: str, why: str) -> click.Command:
+    """Return a command with advice for installing the laboratory.
+
+    why: the error of an installed laboratory that cannot be imported; empty: not installed.
+    """
 
     @click.command(
         name,
@@ -182,6 +186,11 @@ def _laboratory_command(name: str) -> click.Command:
         \b
           pip install penstock-lab
         """
+        if why:
+            raise MissingDependency(
+                f"the installed penstock-lab cannot be imported ({why}): install the release of "
+                f"this Penstock: pip install penstock-lab=={metadata.version('penstock')}"
+            )
         raise MissingDependency(
             f"penstock {name} is in a package of its own: pip install penstock-lab"
         )

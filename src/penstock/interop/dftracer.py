@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from penstock.errors import RunError
 from penstock.explain.questions import prepare, query
-from penstock.interop.dftracer_layers import LOADS, Told, meant, name_of
+from penstock.interop.dftracer_layers import LOADS, TraceSpan, meant, name_of
 from penstock.log.layout import OPS
 from penstock.runs.run import Run, import_run
 from penstock.runs.tables import Array, translated, utf8
@@ -379,7 +379,7 @@ class _Build:
     """The tables of a run, grown event by event.  Times in ns."""
 
     calls: list[_Call] = field(default_factory=list)
-    spans: list[Told] = field(default_factory=list)
+    spans: list[TraceSpan] = field(default_factory=list)
     own: list[tuple[Any, ...]] = field(default_factory=list)  # spans written by Penstock
     aggregated: list[_Aggregated] = field(default_factory=list)
     repeated: int = 0  # aggregates repeated in another process's trace
@@ -567,7 +567,7 @@ class _Build:
             if kind in ("step", "span", "window"):
                 self.own.append((*place, kind, name, index, *numbers))
         else:
-            self.spans.append(Told(*place, name, category, index))
+            self.spans.append(TraceSpan(*place, name, category, index))
 
     def columns(self, start_ns: int) -> dict[str, dict[str, Array]]:
         """Return the columns of all tables, as `tables.write_tables` takes them.

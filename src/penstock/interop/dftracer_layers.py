@@ -10,7 +10,7 @@ name, and only the outermost spans of a thread.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LOADS", "Meant", "Told", "meant", "name_of"]
+__all__ = ["LOADS", "TraceMeaning", "TraceSpan", "meant", "name_of"]
 
 # Layers of DFAnalyzer's presets for DLIO.
 _WAITS = ("fetch.iter", "fetch-data.iter", "<module>.iter", "loop.iter")
@@ -28,7 +28,7 @@ LOADS = ("reader", *_LOADERS, "dataset", "data")  # categories of making batches
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TraceSpan:
     """A span of the trace; times in ns."""
 
     start_ns: int
@@ -50,17 +50,17 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class TraceMeaning:
     """Spans with their meanings: step, data wait, checkpoint, restore, or "".
 
     without_steps: names of computations without an iteration.
     """
 
-    spans: tuple[tuple[Told, str], ...]
+    spans: tuple[tuple[TraceSpan, str], ...]
     without_steps: tuple[str, ...]
 
 
-def meant(spans: Sequence[Told]) -> Meant:
+def meant(spans: Sequence[TraceSpan]) -> TraceMeaning:
     """Decide for each span of a trace: a step, a data wait, a save, a restore or another span."""
     meanings: dict[int, str] = {}  # by position; a position without an entry has no meaning
     for meaning, is_meant in (("checkpoint", _is_save), ("restore", _is_restore)):
@@ -72,17 +72,17 @@ def meant(spans: Sequence[Told]) -> Meant:
     if not waits:  # a fetch not written as a loop; in a worker the fetch makes a batch
         waits = _positions(spans, lambda span: _is_fetch(span) and span.process in training)
     meanings |= dict.fromkeys(waits, "data wait") | dict.fromkeys(steps, "step")
-    return Meant(
+    return TraceMeaning(
         spans=tuple((span, meanings.get(i, "")) for i, span in enumerate(spans)),
         without_steps=tuple(sorted(_without_steps(spans, training))),
     )
 
 
-def _positions(spans: Sequence[Told], is_meant: Callable[[Told], bool]) -> list[int]:
+def _positions(spans: Sequence[TraceSpan], is_meant: Callable[[TraceSpan], bool]) -> list[int]:
     return [i for i, span in enumerate(spans) if is_meant(span)]
 
 
-def _steps_of_all(spans: Sequence[Told], processes: set[int]) -> set[int]:
+def _steps_of_all(spans: Sequence[TraceSpan], processes: set[int]) -> set[int]:
     """Return the positions of the iterations of the processes."""
     steps: set[int] = set()
     for process in processes:
@@ -90,19 +90,19 @@ def _steps_of_all(spans: Sequence[Told], processes: set[int]) -> set[int]:
     return steps
 
 
-def _without_steps(spans: Sequence[Told], training: set[int]) -> set[str]:
+def _without_steps(spans: Sequence[TraceSpan], training: set[int]) -> set[str]:
     """Return the names of computations in processes without iterations."""
     return {s.name for s in spans if s.category == "compute" and s.process not in training}
 
 
-def name_of(span: Told, meaning: str) -> str:
+def name_of(span: TraceSpan, meaning: str) -> str:
     """Return the name of a span in Penstock's tables."""
     if meaning:
         return meaning
     return f"{span.category}.{span.name}" if span.name in _TAKEN else span.name
 
 
-def _steps(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
+def _steps(spans: Sequence[TraceSpan], positions: Iterable[int]) -> list[int]:
     """Return the iterations of a process: the outermost `compute`; else the bodies of the loop over
     batches; else the optimizer's steps, a step per iteration."""
     positions = list(positions)
@@ -114,28 +114,28 @@ def _steps(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
     return _outermost(spans, next((some for some in candidates if some), []))
 
 
-def _is_body(span: Told) -> bool:
+def _is_body(span: TraceSpan) -> bool:
     loop, _, part = span.name.rpartition(".")
     return part in ("block", "yield") and f"{loop}.iter" in _WAITS
 
 
-def _is_fetch(span: Told) -> bool:
+def _is_fetch(span: TraceSpan) -> bool:
     return span.name == "fetch" and span.category in _LOADERS
 
 
-def _is_save(span: Told) -> bool:
+def _is_save(span: TraceSpan) -> bool:
     return span.category == "checkpoint" and (
         span.plain in ("checkpoint", "capture") or span.plain.startswith("save")
     )
 
 
-def _is_restore(span: Told) -> bool:
+def _is_restore(span: TraceSpan) -> bool:
     return span.category == "checkpoint" and (
         span.plain in ("restart", "restore") or span.plain.startswith("load")
     )
 
 
-def _outermost(spans: Sequence[Told], positions: Iterable[int]) -> list[int]:
+def _outermost(spans: Sequence[TraceSpan], positions: Iterable[int]) -> list[int]:
     """Return the spans inside no other span of the thread.
 
     Ends are cut to the trace's unit, so a span may seem to end after the enclosing span.

@@ -109,7 +109,9 @@ def object_plan(run: EvidenceTables) -> ObjectPlan:
     """Return the objects that a run fetched.  Raises QueryError for a run without such requests."""
     with run.connection.cursor() as engine:  # prepared tables end with the cursor
         prepare(engine, ("stage_objects",))
-        rows = engine.execute(query("stage_objects")).fetchall()
+        answer = engine.execute(query("stage_objects"))
+        columns = [column[0] for column in answer.description]
+        rows = [dict(zip(columns, values, strict=True)) for values in answer.fetchall()]
         ((summed,),) = engine.execute(
             "SELECT coalesce(sum(requests), 0)::BIGINT FROM requests WHERE requests > 1"
         ).fetchall()
@@ -122,7 +124,7 @@ def object_plan(run: EvidenceTables) -> ObjectPlan:
             "no request for an object was recorded: HTTP clients with an adapter are listed in "
             "docs/limits.md, and `penstock stage plan` is for files"
         )
-    objects = [FetchedObject(*row) for row in rows]
+    objects = [FetchedObject(**row) for row in rows]
     return ObjectPlan(
         tuple(
             replace(row, is_tls=row.endpoint in with_tls or row.endpoint.endswith(":443"))

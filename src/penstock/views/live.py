@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["line", "render", "show_on", "to_json"]
 
-# As verdict.py's: XProf's steps.
-MODERATELY, HIGHLY = 0.05, 0.20
 WORTH_TELLING = 0.01  # fraction of the wall time, as in verdict.py
 BLOCKED_S = 10.0  # a call under way for so long is shown at once
 MOST_ENDPOINTS = 3  # of remote storage, in the panel
@@ -188,7 +186,7 @@ def _drawn(live: Live, paper: Paper, color: bool) -> str:
     title = Text(f" {paper.clean(paper.elide(_name(live.command) or live.run, 30))} ", "bold")
     title.append(f" {', '.join(_subtitle(live))} ", "not bold")
     stall = live.total if _is_of_all(live) else live.recent
-    level = _level(stall)
+    level = stall.level
     lines = [*_verdict(live, stall, level, inner)]
     segments = _segments(stall)
     if segments:
@@ -237,13 +235,6 @@ def _subtitle(live: Live) -> list[str]:
     if live.processes and others > 0:
         words.append(f"{others} other process{'es' * (others > 1)}")
     return words
-
-
-def _level(stall: Stall) -> str:
-    share = stall.stall
-    if share is None:
-        return "unknown"
-    return "not" if share < MODERATELY else "moderately" if share <= HIGHLY else "highly"
 
 
 def _verdict(live: Live, stall: Stall, level: str, paper: Paper) -> list["Text"]:

@@ -1,6 +1,9 @@
 """A run at a moment, as views show it.  Knows no log."""
 
 from dataclasses import dataclass, fields
+from typing import Literal
+
+from penstock.explain.verdict import level_of
 
 __all__ = [
     "NOT_FED",
@@ -58,6 +61,11 @@ class Stall:
         the coupling of main processes is not known.
         """
         return self.stall_between[0] if self.is_joined else None
+
+    @property
+    def level(self) -> Literal["unknown", "not", "moderately", "highly"]:
+        """Return the level of the stall, by the limits of the report's verdict."""
+        return "unknown" if self.stall is None else level_of(self.stall)
 
     @property
     def stall_between(self) -> tuple[float | None, float | None]:

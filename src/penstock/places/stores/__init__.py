@@ -115,7 +115,7 @@ def _known_hosts() -> Any:
         needs = "sftp:// needs an extra: pip install 'penstock[remote]'"
         raise MissingDependency(needs) from error
 
-    class Known(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    class KnownHosts(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
         def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
             for path in (Path.home() / ".ssh/known_hosts", Path("/etc/ssh/ssh_known_hosts")):
                 if path.is_file() and paramiko.HostKeys(os.fspath(path)).check(hostname, key):
@@ -124,4 +124,4 @@ def _known_hosts() -> Any:
                 f"{hostname}: its key is not in ~/.ssh/known_hosts; connect once with ssh and look"
             )
 
-    return Known()
+    return KnownHosts()

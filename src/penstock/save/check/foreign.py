@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from penstock.save.check.pickles import Refused, Thing, inert, pairs_of
+from penstock.save.check.pickles import PickledObject, Refused, inert, pairs_of
 from penstock.save.manifest import crc32
 
 __all__ = [
@@ -252,8 +252,8 @@ def check_dcp(
 def torch_top(file: BinaryIO, fields: Iterable[str] = ()) -> dict[str, Any]:
     """Return the top-level values of a file of torch.save by key.
 
-    Numbers and texts are unchanged, objects are a Thing with the given fields, other values are
-    inert.  Empty: no mapping, or the content cannot be read without unpickling.
+    Numbers and texts are unchanged, objects are PickledObjects with the given fields, other values
+    are inert.  Empty: no mapping, or the content cannot be read without unpickling.
     """
     try:
         archive = zipfile.ZipFile(file)
@@ -316,12 +316,12 @@ def dcp_slices(metadata: bytes) -> list[ItemSlice]:
         top = inert(metadata, ("storage_data", *_SLICE_FIELDS))
     except Refused as why:
         raise Damage(f".metadata: {why}") from why
-    stored = top.fields.get("storage_data") if isinstance(top, Thing) else None
-    if not isinstance(stored, list | Thing):
+    stored = top.fields.get("storage_data") if isinstance(top, PickledObject) else None
+    if not isinstance(stored, list | PickledObject):
         raise Damage(".metadata: knows nothing of storage")
     pieces = []
     for _, value in pairs_of(stored):
-        said = value.fields if isinstance(value, Thing) else {}
+        said = value.fields if isinstance(value, PickledObject) else {}
         path, offset, length = (said.get(key) for key in _SLICE_FIELDS)
         if not (isinstance(path, str) and isinstance(offset, int) and isinstance(length, int)):
             raise Damage(".metadata: an item without a place")

@@ -11,7 +11,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["OTHER", "PickleMachine", "Refused", "Thing", "inert", "pairs_of"]
+__all__ = ["OTHER", "PickleMachine", "PickledObject", "Refused", "inert", "pairs_of"]
 
 # torch.distributed.checkpoint 2.13 has 0.10 values and 0.10 memos a byte where each tensor is a
 # single piece (270 bytes), 0.13 and 0.11 where each tensor is 64 pieces (145 bytes each).
@@ -40,7 +40,7 @@ _MAPPING: Final = _Other()  # a class whose objects are mappings
 _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class Thing:
+class PickledObject:
     """An object in a pickle.
 
     fields: the requested attributes.  pairs: for a mapping the keys and values in turns, else None.
@@ -55,7 +55,7 @@ class Thing:
 
 def pairs_of(value: Any) -> Iterator[tuple[Any, Any]]:
     """Return keys and values of a mapping; nothing for another value."""
-    flat = value.pairs if isinstance(value, Thing) else value
+    flat = value.pairs if isinstance(value, PickledObject) else value
     flat = flat if isinstance(flat, list) else []
     return zip(islice(flat, 0, None, 2), islice(flat, 1, None, 2), strict=True)
 
@@ -63,9 +63,9 @@ def pairs_of(value: Any) -> Iterator[tuple[Any, Any]]:
 def inert(data: bytes, fields: Collection[str]) -> Any:
     """Return the value of a pickle.
 
-    A number, a text, a mapping (a list of keys and values in turns), a Thing with the given fields,
-    None, True, False or OTHER.  Raises Refused: the pickle is cut short or damaged, or needs more
-    than data of the given length may need.
+    A number, a text, a mapping (a list of keys and values in turns), a PickledObject with the given
+    fields, None, True, False or OTHER.  Raises Refused: the pickle is cut short or damaged, or
+    needs more than data of the given length may need.
     """
     try:
         return PickleMachine(data, frozenset(fields)).run()
@@ -332,7 +332,7 @@ class PickleMachine:
         if len(values) % 2:
             raise Refused("a key without a value")
         target = self._stack[-1]
-        if isinstance(target, Thing):
+        if isinstance(target, PickledObject):
             if target.pairs is None:
                 target.pairs = []
             target = target.pairs
@@ -371,7 +371,7 @@ class PickleMachine:
     def _newobj(self) -> None:
         self._spend()
         del self._stack[-2:]
-        self._stack.append(Thing())
+        self._stack.append(PickledObject())
 
     def _newobj_ex(self) -> None:
         self._stack.pop()
@@ -386,8 +386,8 @@ class PickleMachine:
                 mapping.clear()  # no other reference exists, and there are millions of mappings
         if kept:
             self._spend(len(kept))
-            if not isinstance(self._stack[-1], Thing):
-                self._stack[-1] = Thing()
+            if not isinstance(self._stack[-1], PickledObject):
+                self._stack[-1] = PickledObject()
             self._stack[-1].fields = kept
 
     def _persistent(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from penstock.places.stores import StoredFile
 from penstock.save.check.foreign import Damage
 from penstock.save.check.interior import by_folder, top_of
-from penstock.save.check.pickles import Thing
+from penstock.save.check.pickles import PickledObject
 from penstock.save.checkpoint import Checkpoint
 
 __all__ = [
@@ -165,7 +165,7 @@ def check_megatron(checkpoint: Checkpoint) -> str:
     first = ranks[min(ranks)]
     model = first.get(_MEGATRON_MODEL) or next(iter(first.values()))
     arguments = top_of(checkpoint, model, (*_SIZES, _OPTIMIZER, _NO_OPTIMIZER)).get("args")
-    fields = arguments.fields if isinstance(arguments, Thing) else {}
+    fields = arguments.fields if isinstance(arguments, PickledObject) else {}
     has_optimizer = fields.get(_OPTIMIZER) is True and fields.get(_NO_OPTIMIZER) is not True
     if has_optimizer and _MEGATRON_OPTIMIZER not in everywhere:
         raise Damage(f"{_MEGATRON_OPTIMIZER}: is missing, and the model's arguments ask for one")
