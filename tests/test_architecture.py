@@ -293,7 +293,7 @@ def test_no_wings_import_each_other_in_a_circle(wing: str) -> None:
 def test_a_public_class_name_stands_for_one_class() -> None:
     places: dict[str, list[str]] = {}
     for path in [*MODULES, *LABORATORY]:
-        for node in parsed(path).body:
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
@@ -307,15 +307,22 @@ def test_names_are_nouns_of_the_matter() -> None:
 
 
 def _bound_by(node: ast.AST) -> str | None:
-    """Return the name that a node binds or reads: a variable, a parameter, an error, a function or
-    an attribute."""
+    """Return the name that a node binds or reads: a variable, a parameter, an error, a function, a
+    class in small letters, an import, a match or an attribute."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.arg):
         return node.arg
     if isinstance(node, ast.Attribute):
         return node.attr
-    if isinstance(node, ast.ExceptHandler | ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(node, ast.alias):
+        return node.asname
+    if isinstance(node, ast.ClassDef):
+        return node.name.lower()
+    if isinstance(
+        node,
+        ast.ExceptHandler | ast.FunctionDef | ast.AsyncFunctionDef | ast.MatchAs | ast.MatchStar,
+    ):
         return node.name
     return None
 

@@ -47,7 +47,7 @@ def job(folder: Path, workers: int, decodes: bool) -> None:
     import torch
     from PIL import Image
 
-    class Images(torch.utils.data.Dataset[torch.Tensor]):
+    class DecodedImages(torch.utils.data.Dataset[torch.Tensor]):
         def __init__(self) -> None:
             self.paths = sorted(folder.glob("*/*.jpg"))
 
@@ -62,7 +62,7 @@ def job(folder: Path, workers: int, decodes: bool) -> None:
 
     def epoch_s() -> float:
         loader = torch.utils.data.DataLoader(
-            Images(), batch_size=64, shuffle=True, num_workers=workers
+            DecodedImages(), batch_size=64, shuffle=True, num_workers=workers
         )
         start_s = time.perf_counter()
         assert sum(len(batch) for batch in loader) == IMAGES

@@ -228,7 +228,7 @@ def by_loader(path: str, order: str, rank: int, world: int, is_ours: bool = Fals
 
     files = [] if is_ours else sorted(str(file) for file in Path(path).rglob("*.jpg"))
 
-    class Files:
+    class ImageFiles:
         def __len__(self) -> int:
             return len(files)
 
@@ -236,7 +236,7 @@ def by_loader(path: str, order: str, rank: int, world: int, is_ours: bool = Fals
             with open(files[i], "rb") as file:
                 return len(file.read())
 
-    dataset = FeedDataset(path, decode=len) if is_ours else Files()
+    dataset = FeedDataset(path, decode=len) if is_ours else ImageFiles()
     loader = torch.utils.data.DataLoader(dataset, 64, shuffle=True, num_workers=2, collate_fn=list)
     for batch in loader:
         yield from batch

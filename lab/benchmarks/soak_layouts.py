@@ -246,7 +246,7 @@ def _pretrained() -> Any:
     class Config(PretrainedConfig):
         model_type = "soak"
 
-    class Model(PreTrainedModel):
+    class TrainerModel(PreTrainedModel):
         config_class = Config
         base_model_prefix = "inner"
 
@@ -262,7 +262,7 @@ def _pretrained() -> Any:
             loss = self.inner(x).mean()
             return {"loss": loss}
 
-    return Model(Config())
+    return TrainerModel(Config())
 
 
 def _fill(module: Any, number: int, optimizer: Any = None) -> None:
@@ -415,7 +415,7 @@ def _lightning() -> Callable[[Path, int, int, Pause], None]:
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-    class Model(pl.LightningModule):
+    class LightningModel(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.inner = _module()
@@ -426,7 +426,7 @@ def _lightning() -> Callable[[Path, int, int, Pause], None]:
         def configure_optimizers(self) -> Any:
             return torch.optim.Adam(self.parameters())
 
-    model = Model()
+    model = LightningModel()
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, SIDE)))
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, max_steps=1, enable_progress_bar=False,

@@ -198,7 +198,7 @@ def _by_torch(job: PipelineJob) -> Iterator[Batches]:
     torch_data = imported("torch.utils.data", "the loader torch")
     sample = _sample_of(job)
 
-    class Files:
+    class OrderedFiles:
         def __init__(self, paths: Sequence[str]) -> None:
             self.paths = paths
 
@@ -211,7 +211,7 @@ def _by_torch(job: PipelineJob) -> Iterator[Batches]:
     for epoch in range(job.epochs):
         ahead = {"prefetch_factor": max(1, job.prefetch)} if job.threads else {}
         loader: Any = torch_data.DataLoader(
-            Files(_ordered(job, epoch)),  # type: ignore[arg-type, unused-ignore]  # has both
+            OrderedFiles(_ordered(job, epoch)),  # type: ignore[arg-type, unused-ignore]  # has both
             batch_size=job.batch, num_workers=job.threads, collate_fn=_collated, **ahead,
         )  # fmt: skip
         yield _started(loader)

@@ -413,7 +413,7 @@ def _answer_httpx(transport: Any, wanted: Wanted) -> Any:
 def _stream_class(module: Any) -> Any:
     """Return a class for the bodies of httpx or httpx2, made of bytes or a reader."""
 
-    class Stream(module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc]
+    class StagedBody(module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc]
         def __init__(self, body: Any) -> None:
             self._body = io.BytesIO(body) if isinstance(body, bytes) else body
 
@@ -431,7 +431,7 @@ def _stream_class(module: Any) -> Any:
         async def aclose(self) -> None:
             self._body.close()
 
-    return Stream
+    return StagedBody
 
 
 # urllib.request
