@@ -99,7 +99,7 @@ def add_network(run: Synthetic) -> None:
                       opened_ns=3300 * MS, closed_ns=5 * S, connect_ns=MS, rtt_ns=MS)  # fmt: skip
     run.process(11, start=4600 * MS, end=4700 * MS, parent=1, command="curl", origin="preload")
     run.connected("store:443", process=11, received_bytes=9_000, opened_ns=4600 * MS)
-    run.connected("rank:29500", process=2, peer_process=10, opened_ns=3300 * MS)
+    run.connected("rank:29500", process=2, peer_process=10, opened_ns=3300 * MS, sent_bytes=900)
     for number, status in enumerate((200, 503, 200, 404, None)):
         start = 4600 * MS + 20 * number * MS
         run.requested("store:443", start, 12 * MS, process=2, thread=1, status=status, bucket="b",
