@@ -164,6 +164,16 @@ def test_a_process_that_may_have_sent_the_batch_counts_though_no_adapter_knows_i
     assert parts(run) == ({"read": 90, "not observed": 10} if is_maker else {"blocked": 100})
 
 
+def test_a_program_that_ended_before_the_first_wait_sent_no_batch() -> None:
+    """Keras asks `uname -p` as it starts."""
+    run = pooled(200, 300, cpu=0)
+    run.process(2, start=5 * MS, end=15 * MS, parent=1, command="uname")
+    run.file("pipe:", kind="pipe")
+    run.call("write", 10 * MS, 11 * MS, process=2, path="pipe:", moved=7)
+    run.call("read", 12 * MS, 13 * MS, path="pipe:", thread=1, moved=7)
+    assert parts(run) == {"blocked": 100}
+
+
 def test_a_pass_that_is_over_is_no_wait_for_a_batch() -> None:
     run = pooled(200, 300, cpu=0, index=-1)
     run.call("pread", 200 * MS, 300 * MS, thread=7, moved=1)
