@@ -122,7 +122,7 @@ class Synthetic:
         start: int,
         end: int | None,
         *,
-        path: str = "/data/a",
+        path: str | None = "/data/a",
         moved: int = 0,
         asked: int | None = None,
         process: int = 1,
@@ -131,8 +131,9 @@ class Synthetic:
         offset: int | None = None,
         tier: str | None = None,
     ) -> None:
+        file = None if path is None else self.file(path, tier=tier)
         self.rows["events/00000"].append(
-            (process, thread, NUMBERS[op], errno, self.file(path, tier=tier), None, start)
+            (process, thread, NUMBERS[op], errno, file, None, start)
             + (None if end is None else end - start, offset, moved if asked is None else asked)
             + (moved, None, None)
         )

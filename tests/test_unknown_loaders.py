@@ -516,8 +516,9 @@ def test_a_sleep_inside_the_computation_of_a_step_with_a_loader_is_no_data_wait(
     assert reported(job("sleep", at_ms=79, blocked_ms=15, is_loader=True)).verdict.level == "not"
 
 
-def fed(cpu_ms: float, *, began: int = 0, ended: int = 1) -> Report:
-    """A loader that answers at once, and a loop that uses the CPU before the computation."""
+def fed(cpu_ms: float, *, began: int = 0, ended: int = 1, dropped_ms: float = 0) -> Report:
+    """A loader that answers at once, and a loop that uses the CPU before the computation, at first
+    to unmap the batch before."""
     run = Synthetic()
     run.process(1, end=40 * STEP + MS)
     for number in range(40):
@@ -525,8 +526,18 @@ def fed(cpu_ms: float, *, began: int = 0, ended: int = 1) -> Report:
         end, cpu = start + int((1 + cpu_ms) * MS), int(cpu_ms * MS)
         run.wait(start, start + MS, number)
         run.span("input stretch", start, end, index=began, a=ended, b=cpu)
+        if dropped_ms:
+            begin = start + int(1.1 * MS)
+            run.call("munmap", begin, begin + int(dropped_ms * MS), path=None)
         run.step(start, start + STEP, number)
     return reported(run)
+
+
+def test_memory_that_goes_back_to_the_kernel_after_a_batch_is_no_data_wait() -> None:
+    """Worker processes send a batch in shared memory; the loop drops the batch before."""
+    report = fed(8, dropped_ms=7.5)
+    assert (report.verdict.level, report.verdict.stall.state) == ("not", "derived")
+    assert fed(20, dropped_ms=7.5).verdict.level == "unknown"
 
 
 def test_cpu_time_between_a_loader_s_batch_and_the_computation_may_make_a_batch() -> None:

@@ -2,11 +2,11 @@
 --   unfed_steps, unfed_ns  steps without a data wait reported by a loader, and candidate time in these steps.
 --              Candidates are the input stretches of the steps, or the whole steps if the framework does not report
 --              computations.  Known time is subtracted: inferred waits, checkpoints, standstills outside data waits,
---              gradient clearing and file calls of the thread
+--              gradient clearing, release of memory and file calls of the thread
 --   maybe_ns   standstills that are neither is_data nor is_sure (see stood), in unfed steps or in an input stretch of
 --              any step
---   between_ns  input stretches of the other steps in which the thread used the CPU, less known waits and file calls
---              of the thread: the thread may decode or copy a batch.  CPU time of 1 ms per step, or of 5 % of a step
+--   between_ns  input stretches of the other steps in which the thread used the CPU, less known waits, file calls and
+--              release of memory by the thread: the thread may decode or copy a batch.  CPU time of 1 ms per step, or of 5 % of a step
 --              shorter than 20 ms, is allowed: a loop moves the batch to a device and logs
 --   hidden_ns  time off the CPU without a recorded call, at most the time in input stretches: the threads of a
 --              computation (OpenMP) wait for each other by system calls that pass no import slot; NULL: the
@@ -29,12 +29,30 @@ wide AS (
     WHERE u.to_ns > i.start_ns
 ),
 -- Time in which the thread clears gradients.  If a standstill lies inside, only the standstill is known time.
-cleared AS (
+emptied AS (
     SELECT s.process, s.start_ns, s.end_ns, coalesce(s.b, 0) AS cpu_ns
     FROM timed_spans AS s
     JOIN mains AS m ON m.process = s.process AND m.thread = s.thread
     ASOF LEFT JOIN stood AS n ON n.process = s.process AND n.start_ns <= s.end_ns
     WHERE s.name = 'clear gradients' AND s.is_outermost AND (n.start_ns IS NULL OR n.start_ns < s.start_ns)
+),
+-- Time in which the thread gives memory back to the kernel outside a wait: a loop that receives a batch drops the batch
+-- before, which worker processes sent in shared memory.
+dropped AS (
+    SELECT e.process, e.start_ns, e.start_ns + e.duration_ns AS end_ns, e.duration_ns AS cpu_ns
+    FROM events_raw AS e
+    JOIN ops AS o ON o.op_number = e.op_number AND o.op = 'munmap'
+    JOIN mains AS m ON m.process = e.process AND m.thread = e.thread
+    ASOF LEFT JOIN waits AS w ON w.process = e.process AND w.start_ns <= e.start_ns
+    WHERE e.file IS NULL AND e.duration_ns IS NOT NULL AND (w.end_ns IS NULL OR w.end_ns <= e.start_ns)
+),
+cleared AS (
+    SELECT * FROM emptied
+    UNION ALL
+    SELECT d.process, d.start_ns, d.end_ns, d.cpu_ns
+    FROM dropped AS d
+    ASOF LEFT JOIN emptied AS c ON c.process = d.process AND c.start_ns <= d.start_ns
+    WHERE c.end_ns IS NULL OR c.end_ns <= d.start_ns
 ),
 -- Known time.  The rows do not overlap, except for calls inside a checkpoint.
 known AS (
