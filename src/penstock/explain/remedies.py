@@ -97,8 +97,8 @@ SHARE_EACH = {
     "grain": "give each rank its share: grain.ShardOptions(shard_index=…, shard_count=…)",
 }
 FEWER_THREADS = {
-    "torch": "ask for more CPUs (Slurm: --cpus-per-task), or fewer workers and "
-    "torch.set_num_threads(1) in them",
+    "torch": "ask for more CPUs (Slurm: --cpus-per-task), or take fewer workers; if other programs "
+    "use the CPUs too, run the job where they do not",
     "tensorflow": "ask for more CPUs (Slurm: --cpus-per-task), or fewer threads: "
     "tf.data.Options().threading.private_threadpool_size",
 }

@@ -51,6 +51,7 @@ MOST_BATCHES = 100_000
 LEAST_KNOWN = 0.9  # of the bytes of data: a smaller share in fetches leaves storage unknown
 NAMES = 16  # looked up to measure a look-up
 MOST_GAP_S = 5e-3  # of a worker between two fetches
+ALONE = "assumed: with other workers or processors the CPUs serve this job alone"
 
 _PREPARED = ("loader_waits", "roles", "timed_spans", "file_calls", "step_balances", "mains")
 
@@ -612,7 +613,7 @@ def table_of(answer: Forecast) -> Any:
         table,
         Text(),
         Text(_sentence(answer), style="bold"),
-        *[Text(f"  {note}", style="dim") for note in answer.notes],
+        *[Text(f"  {note}", style="dim") for note in (ALONE, *answer.notes)],
     )
 
 

@@ -184,5 +184,7 @@ def _finding(change: FindingChange, paper: Paper) -> str:
         )
         if is_there
     ]
-    sentence = f"{change.rule} {paper.clean(change.title)}: {' → '.join(shares)} of the wall time"
+    sentence = f"{change.rule} {paper.clean(change.title)}"
+    if change.a_share is not None or change.b_share is not None:
+        sentence += f": {' → '.join(shares)} of the wall time"
     return sentence + (f", {WHY[change.change]}" if change.change in WHY else "")

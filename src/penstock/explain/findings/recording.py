@@ -72,7 +72,7 @@ MANY_STARTS = Threshold(
 
 
 LEAST_COST = Threshold(0.02, "s", "in all processes together", "chosen: no change is worth less")
-SLOW_CALL_S = 20e-6  # a system call with a CPU and without a server takes some microseconds
+SLOW_CALL_S = 5e-6  # a system call with a CPU and without a server takes 1 to 3 us
 SHORT_OF_CPU = 0.05  # of the wall time
 SHORT_OF_CPU_WITHOUT_STEPS = 0.01  # of the life: the part "not scheduled" is a lower bound
 
