@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bars import PENSTOCK, Bar, Pairs, output, pairs, report, scratch
+from bars import PENSTOCK, Bar, Pairs, output, pairs, report, scratch, timed_program
 
 from penstock.places.tiers import evict, read_ceiling
 from penstock_lab import places
@@ -177,17 +177,11 @@ def _make(data: Path) -> None:
 
 def _timed(folder: Path, name: str, path: Path, is_ahead: bool, is_cold: bool) -> float:
     """Run a program; return the seconds measured by the program."""
-    program = folder / f"load_{name}.py"
-    program.write_text(BEGIN + (PROGRAMS | ORDERED)[name] + END)
     if is_cold:
         evict(path)
-    command: list[str | Path] = [sys.executable, program, path]
-    if is_ahead:
-        run = folder / "run"
-        shutil.rmtree(run, ignore_errors=True)
-        options = ["--ahead-limit", ORDER_LIMIT] if name in ORDERED else []
-        command = [PENSTOCK, "run", "-q", "--ahead", *options, "-o", run, *command]
-    return float(output(command))
+    options = ["--ahead", *(["--ahead-limit", ORDER_LIMIT] if name in ORDERED else [])]
+    source = BEGIN + (PROGRAMS | ORDERED)[name] + END
+    return timed_program(folder, source, path, options if is_ahead else None)
 
 
 def _pairs(folder: Path, data: Path, name: str, n: int = PAIRS, is_cold: bool = True) -> Pairs:

@@ -10,6 +10,7 @@ import platform
 import shutil
 import statistics
 import subprocess
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ __all__ = [
     "report",
     "rounds",
     "scratch",
+    "timed_program",
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -103,6 +105,21 @@ def scratch(name: str) -> Path:
     folder = Path(os.environ.get("BENCH_FOLDER") or ROOT / "build" / "bench") / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def timed_program(
+    folder: Path, source: str, path: Path, options: Sequence[str] | None = None
+) -> float:
+    """Run a program with a path as its argument; return the seconds that the program measures and
+    prints last.  options: of `penstock run`; None: without Penstock."""
+    program = folder / "program.py"
+    program.write_text(source)
+    command: list[str | Path] = [sys.executable, program, path]
+    if options is not None:
+        run = folder / "run"
+        shutil.rmtree(run, ignore_errors=True)
+        command = [PENSTOCK, "run", "-q", *options, "-o", run, *command]
+    return float(output(command).split()[-1])
 
 
 def output(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> str:

@@ -18,7 +18,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from bars import PENSTOCK, Bar, output, report, scratch
+from bars import Bar, report, scratch, timed_program
 
 from penstock.places.tiers import evict, read_ceiling
 from penstock_lab import places
@@ -107,17 +107,11 @@ def _make(data: Path) -> None:
 
 def _timed(folder: Path, name: str, seen: Path) -> float:
     """Run a program, cold; return the seconds measured by the program."""
-    program = folder / "load.py"
-    program.write_text(BEGIN + PROGRAMS[name.partition(",")[0]] + END)
     for path in seen.rglob("*"):
         if path.is_file():
             evict(path)
-    command: list[str | Path] = [sys.executable, program, seen]
-    if name == AHEAD:
-        run = folder / "run"
-        shutil.rmtree(run, ignore_errors=True)
-        command = [PENSTOCK, "run", "-q", "--ahead", "-o", run, *command]
-    return float(output(command).split()[-1])
+    source = BEGIN + PROGRAMS[name.partition(",")[0]] + END
+    return timed_program(folder, source, seen, ["--ahead"] if name == AHEAD else None)
 
 
 def _rows(folder: Path, seen: Path, part: str) -> list[Bar]:

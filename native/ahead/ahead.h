@@ -143,7 +143,6 @@ struct range {
 
 struct source;
 struct source *source_new(const char *text, size_t length);
-const char *source_path(const struct source *source);
 uint64_t source_bytes(const struct source *source);
 bool source_is(const struct source *source, const struct file *file);
 bool source_open(struct source *source);
@@ -151,7 +150,7 @@ bool range_resolve(const struct source *source, struct range *range);
 bool range_is_there(const struct source *source, const struct range *range);
 bool range_read(const struct source *source, const struct range *range, char *scratch);
 enum range_use range_touch(const struct ahead *ahead, const struct source *source,
-                       const struct range *range);
+                           const struct range *range);
 
 /* loader.c; lists_outstanding under the lock */
 void lists_take(struct ahead *ahead, int socket_fd);

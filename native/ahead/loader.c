@@ -19,8 +19,8 @@
 #define MAGIC 0x31414850u /* "PHA1"; keep in step with adapters/torch_ahead.py */
 #define MOST_LISTS 64u
 #define MOST_ITEMS 32768u /* of a list; the adapter sends fewer */
-#define THREADS 16       /* a small file waits for three answers: name, open, bytes */
-#define JUDGED 64u       /* files before a judgement */
+#define THREADS 16        /* a small file waits for three answers: name, open, bytes */
+#define JUDGED 64u        /* files before a judgement */
 #define JUDGED_MOST 2048u
 #define LEAST_HITS 0.25
 #define WARM_ROW 64u    /* files in memory in a row: from here on only some are looked at */
@@ -129,8 +129,7 @@ static void free_item(struct item *item)
 }
 
 /* A range that the program has touched since it was read; only in the main thread. */
-static enum range_use look_at_range(const struct ahead *ahead, struct list *list,
-                                    struct item *item)
+static enum range_use look_at_range(const struct ahead *ahead, struct list *list, struct item *item)
 {
     enum range_use touch;
 
@@ -640,9 +639,6 @@ void lists_take(struct ahead *ahead, int socket_fd)
     }
 }
 
-/* --- guesses
- * ------------------------------------------------------------------------------------------- */
-
 /* What was expected of samples is right: read from here on. */
 static void begin_reading(struct list *list)
 {
@@ -788,8 +784,7 @@ void lists_report(void)
                 *at = '?';
         printf("%s\t%llu\t%llu\t%llu\t%llu\t%s\t%s%s\n", list->why ? "off" : "loader",
                (unsigned long long)list->read_bytes, (unsigned long long)list->hit_bytes,
-               (unsigned long long)list->hit_bytes,
-               (unsigned long long)size_of(list), list->why ? list->why : "", list->root,
-               list->is_ranges ? "" : "/");
+               (unsigned long long)list->hit_bytes, (unsigned long long)size_of(list),
+               list->why ? list->why : "", list->root, list->is_ranges ? "" : "/");
     }
 }

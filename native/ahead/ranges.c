@@ -42,11 +42,6 @@ struct source *source_new(const char *text, size_t length)
     return source;
 }
 
-const char *source_path(const struct source *source)
-{
-    return source->path;
-}
-
 static bool is_open(const struct source *source)
 {
     return __atomic_load_n(&source->fd, __ATOMIC_ACQUIRE) >= 0;
@@ -180,7 +175,7 @@ bool range_read(const struct source *source, const struct range *range, char *sc
 /* Whether a process of the job has touched the middle of a range; only in the main thread, which
  * alone knows the processes. */
 enum range_use range_touch(const struct ahead *ahead, const struct source *source,
-                       const struct range *range)
+                           const struct range *range)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), at = range->offset + range->bytes / 2, entry;
     const struct process *process;
