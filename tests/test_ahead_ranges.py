@@ -282,6 +282,7 @@ def token_file(behind: Path) -> None:
             file.write(os.urandom(1 << 20))
 
 
+@pytest.mark.alone  # the guess has to be seen right before most samples are read
 @pytest.mark.parametrize("workers", [0, 2])
 def test_records_are_read_in_the_order_of_the_loader(
     far: Path, folder: Path, run: Ran, workers: int
@@ -326,6 +327,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.alone  # samples have to be read before the program asks
 @pytest.mark.parametrize("workers", [0, 2])
 def test_rows_are_read_in_the_order_of_the_loader(
     far: Path, folder: Path, run: Ran, workers: int
